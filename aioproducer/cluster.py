@@ -26,7 +26,7 @@ _FORBIDDEN_IN_HOST = frozenset("/@\\\"'<>?#,;")
 
 
 class PartitionInfo(NamedTuple):
-    """One partition of a topic. `leader` is a node id, -1 if no broker of the cluster leads it."""
+    """One partition of a topic. `leader` is a node id, or -1 if no known broker leads the partition."""
 
     topic: str
     partition: int
@@ -41,8 +41,8 @@ class PartitionInfo(NamedTuple):
 class TopicInfo(NamedTuple):
     """One topic. `partitions` is complete and in order: a partition's number is its index.
 
-    With an error, `partitions` and `topic_id` are those known before the error: they preserve the leader epochs, and
-    must not be used for sending.
+    If `error` is not 0, `partitions` and `topic_id` are those known before the error: they preserve the leader epochs,
+    and must not be used for sending.
     """
 
     name: str
@@ -58,7 +58,7 @@ class TopicInfo(NamedTuple):
 
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule (org.apache.kafka.common.internals.Topic); "." and ".." match it, but are not valid either."""
+"""Kafka's own rule (org.apache.kafka.common.internals.Topic); "." and ".." match it, but are not valid names."""
 
 
 def check_topic_name(name: str) -> None:
@@ -103,12 +103,12 @@ class Cluster:
         return cls({}, -1, None, {})
 
     def topic(self, name: str) -> TopicInfo | None:
-        """The topic if it is known and without error."""
+        """Return the topic if it is known and has no error, else None."""
         found = self.topics.get(name)
         return found if found is not None and found.error == 0 else None
 
     def partition(self, topic: str, partition: int) -> PartitionInfo | None:
-        """The partition if its topic is known and without error."""
+        """Return the partition if it exists and its topic is known and has no error, else None."""
         found = self.topic(topic)
         if found is None or not 0 <= partition < len(found.partitions):
             return None
@@ -117,15 +117,15 @@ class Cluster:
     def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
         """Return the snapshot after a response about the topics `asked`. Other topics are kept.
 
-        It is built in steps of at most one broker or partition, between which other tasks may run. Only the last step
-        compares all topics, to find out whether one has changed.
+        The snapshot is built in steps of at most one broker or partition, between which other tasks may run. Only the
+        last step compares all topics, to find out whether one has changed.
 
-        The leader epochs of a topic never go backwards, because a broker that has just restarted answers from old
-        metadata (KIP-320). With a new topic id they start again (KIP-516). Without topic ids (before 2.8), a re-created
-        topic cannot be distinguished from old metadata; then an older epoch is better than no leader.
+        The leader epochs of a topic never go backwards, because a broker that has just restarted may answer from old
+        metadata (KIP-320). With a new topic id, they start again (KIP-516). Without topic ids (before 2.8), a
+        re-created topic looks the same as old metadata; an older epoch is then accepted if the known leader is gone.
 
         Raises:
-            ProtocolError: the response names no broker that can be connected to.
+            ProtocolError: the response contains no broker with a usable address.
         """
         nodes: dict[int, Node] = {}
         for broker in response.brokers:
@@ -159,7 +159,7 @@ class Cluster:
     def with_leader_hint(
         self, topic: str, partition: int, leader_id: int, leader_epoch: int, endpoints: Iterable[Endpoint]
     ) -> Cluster:
-        """Return the snapshot after a Produce response named a leader (KIP-951); `self` if it is known already."""
+        """Return the snapshot after a Produce response named a leader (KIP-951); `self` if the hint is not new."""
         known = self.partition(topic, partition)
         if known is None or not self.nodes or leader_id < 0 or leader_epoch <= known.leader_epoch:
             return self
@@ -191,14 +191,14 @@ class Cluster:
         return replace(self, topics={**self.topics, topic: info._replace(partitions=tuple(partitions))})
 
     def without_topics(self, names: Collection[str]) -> Cluster:
-        """Return the snapshot without some topics."""
+        """Return a copy of the snapshot without the named topics."""
         gone = set(names)
         return replace(self, topics={name: info for name, info in self.topics.items() if name not in gone})
 
     def without_leaders(self) -> Cluster:
         """Return the snapshot after all brokers became unreachable: only topics and partition counts are kept.
 
-        Epochs are forgotten as well, because a restored cluster may count from lower ones.
+        Epochs are forgotten as well, because a restored cluster may have lower ones.
         """
         return Cluster(
             {},
@@ -279,7 +279,7 @@ def _merging_topic(
             return TopicInfo(name, answer.topic_id, (), error, answer.is_internal)
         return known._replace(error=error)
     for left_out in before[len(merged) :]:
-        # Partitions are only ever added; an answer with fewer is older than what is known.
+        # Partitions are only ever added, so a response with fewer partitions is outdated.
         merged.append(_led_by_one_of(nodes, left_out))
         yield
     return TopicInfo(name, topic_id, tuple(merged), 0, answer.is_internal)

@@ -1,4 +1,4 @@
-"""The settings: checked once, frozen, passed whole.
+"""The settings of a producer, which are checked once and then never change.
 
 Durations are milliseconds in the public settings and on the wire; in a ProducerConfig they are seconds."""
 
@@ -36,13 +36,13 @@ class ProducerConfig:
     bootstrap_servers: tuple[tuple[str, int], ...]
     client_id: str
     acks: int
-    """-1 is all."""
+    """-1 stands for "all"."""
     enable_idempotence: bool
     enable_gapless_order: bool
     enable_endless_retries: bool
     max_in_flight_requests_per_connection: int
     max_in_flight_per_partition: int
-    """Follows from the two above: 1 without idempotence, unless the user asked for more in flight."""
+    """max_in_flight_requests_per_connection, or 1 if idempotence is off and the user has not set that keyword."""
     transactional_id: str | None
     transaction_timeout: float
     linger: float
@@ -75,7 +75,7 @@ class ProducerConfig:
     socket_connection_setup_timeout: float
     socket_connection_setup_timeout_max: float
     connections_max_idle: float
-    """0: connections stay open."""
+    """0 means that unused connections stay open."""
     connector: Connector | None
     address_filter: AddressFilter | None
     resolved_address_filter: ResolvedAddressFilter | None
@@ -127,7 +127,7 @@ class ProducerConfig:
 
     @property
     def max_in_flight(self) -> int:
-        """Requests in flight on one connection."""
+        """The maximum number of requests in flight on one connection."""
         return self.max_in_flight_requests_per_connection
 
     @classmethod
@@ -145,12 +145,12 @@ class ProducerConfig:
 
         Args:
             origins: the origins of settings that were not given as keywords, by keyword.
-            notes: what else the log should say.
-            mistakes: what is wrong in the source of the settings.
+            notes: further messages for this warning.
+            mistakes: the mistakes that were found in the source of the settings.
             given: the settings, in milliseconds and bytes.
 
         Raises:
-            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one. It names all
+            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one. The error names all
                 mistakes.
         """
         for name in given:
@@ -170,7 +170,7 @@ class ProducerConfig:
 
     @property
     def recent_warnings(self) -> tuple[dict[str, str], ...]:
-        """The last lines of these logs at WARNING and above."""
+        """The last log messages of this producer at WARNING and above."""
         return self._warnings.described()
 
     def origin(self, setting: str) -> str:
@@ -191,11 +191,11 @@ class ProducerConfig:
         return self._origins.get(setting, "default")
 
     def shown(self) -> dict[str, str]:
-        """Return each setting by its keyword as text, with its origin and without secrets."""
+        """Return the value of each setting as text with its origin, by keyword. Secrets are hidden."""
         shown = {}
         for name, setting in SETTINGS.items():
             family = name.partition("_")[0]
-            # Settings that the protocol does not use are rejected, so they cannot have been set.
+            # Settings that the protocol does not use are rejected or dropped, so they have their defaults.
             if setting.field and (family not in ("ssl", "sasl") or family.upper() in self.security_protocol):
                 shown[name] = f"{self._shown(setting)} ({self.origin(name)})"
         return shown

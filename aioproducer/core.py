@@ -1,4 +1,4 @@
-"""Core: what all parts of one producer share, passed on as a whole."""
+"""Core: the objects that all parts of one producer share, passed on as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Core(NamedTuple):
-    """The settings and the surroundings of a started producer."""
+    """The settings of a started producer, and the objects that its parts share."""
 
     config: ProducerConfig
     loop: AbstractEventLoop

@@ -35,9 +35,8 @@
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-Each error has its facts as fields, and a text that a user can act on. No error message contains a key, a value or a
-password.
-All errors can be pickled.
+Each error has its facts as fields, and a text that says what the user can do. No error message contains a key, a value
+or a password. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def counted(count: int, one: str, several: str = "") -> str:
 
     Args:
         count: the number.
-        one: what follows it if it is 1.
-        several: what follows any other number; `one` with an s by default.
+        one: the noun after the number 1.
+        several: the noun after any other number; by default, `one` with an s.
     """
     return f"{count} {one if count == 1 else several or one + 's'}"
 
@@ -84,9 +83,9 @@ def _by_number(character: str) -> str:
 def without_tracebacks(error: E) -> E:
     """Remove the tracebacks of an error and its causes, so that it can be stored. Return the error.
 
-    From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's own. A
-    single traceback, even that of a cause, would keep these objects alive until a garbage collection. The context may
-    be an exception that user code is handling: it is dropped, but not changed.
+    From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's frame.
+    A single traceback, even that of a cause, would keep the objects of these frames alive until a garbage collection.
+    The context may be an exception that user code is handling: the error no longer refers to it, but it is not changed.
     """
     found: list[BaseException] = [error]
     for one in found:
@@ -104,11 +103,11 @@ class KafkaError(Exception):
     requires_abort: ClassVar[bool] = False
     requires_reinit: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
-    """The producer cannot continue; build a new one."""
+    """Whether the producer cannot continue and must be replaced by a new one."""
 
     def __init__(self, message: str = "", **facts: Any) -> None:
         if not message.isascii():
-            # A text with unpaired surrogates, for example in a name from the user, could not be printed.
+            # Text with unpaired surrogates, for example in a name from the user, could not be printed.
             message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
@@ -127,7 +126,7 @@ def _rebuild(error_type: type[KafkaError], message: str, facts: dict[str, Any]) 
 class ConfigError(KafkaError, ValueError):
     """A setting is unknown, malformed or contradicts another one.
 
-    If there are several mistakes, the text has a line for each, and `errors` has their errors.
+    If there are several mistakes, the text has a line for each, and `errors` contains an error for each.
     """
 
     setting: str
@@ -140,7 +139,7 @@ class IllegalStateError(KafkaError, RuntimeError):
 
 
 class ProducerNotStartedError(IllegalStateError):
-    """`send` before `start()` or outside `async with`."""
+    """The producer was used before `start()` or outside `async with`."""
 
 
 class ProducerClosed(IllegalStateError):  # aiokafka's name
@@ -230,14 +229,14 @@ class TopicAuthorizationError(KafkaError):
 
 
 class BootstrapError(KafkaTimeoutError):
-    """No bootstrap address answered. The text and `reasons` have the reason for each address."""
+    """No bootstrap address answered. The text and `reasons` contain the reason for each address."""
 
     reasons: Mapping[str, KafkaError] = MappingProxyType({})
     """The error of each "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it might."""
 
 
 class DeliveryError(KafkaError):
-    """A buffered record failed. `outcome` says whether it may be in the log all the same.
+    """The delivery of a buffered record failed. `outcome` says whether the record may be in the log nevertheless.
 
     Fields: outcome, topic, partition, broker (node id or None), attempts, elapsed (seconds since its batch was opened,
     or since `send` for a record with its own timeout), last_error (the error of the last attempt, or None).
@@ -264,7 +263,7 @@ class TransactionAbortedError(DeliveryError):
 class SendManyError(KafkaError):
     """Some rows of a `send_many` failed; all others are in the log.
 
-    `errors` has the error of each failed row. `outcome` is UNKNOWN if the outcome of at least one row is UNKNOWN;
+    `errors` contains the error of each failed row. `outcome` is UNKNOWN if that of at least one row is UNKNOWN;
     `retriable` and the other flags are set if they are set for at least one row.
     """
 
@@ -273,7 +272,7 @@ class SendManyError(KafkaError):
 
 
 class TransactionError(KafkaError):
-    """A transaction failed. The three kinds below are those of KIP-1050."""
+    """A transaction, or a transactional call, failed. The subclasses follow the error categories of KIP-1050."""
 
     outcome = Outcome.NOT_PERSISTED
     transactional_id: str
@@ -295,14 +294,15 @@ class TransactionReinitError(TransactionError):
 
 class ProducerFencedError(TransactionReinitError):
     """Another producer uses the same transactional id, or (transactions v1) the transaction timed out. The transaction
-    is not committed. With v1 it is also raised if the response to a request for the next epoch was lost and the
-    coordinator moved to another broker, which mistakes the repeated request for that of a fenced producer."""
+    is not committed. With v1, the error is also raised in a rare case: the response to a request for the next epoch is
+    lost, the coordinator moves to another broker, and that broker mistakes the repeated request for that of a fenced
+    producer."""
 
 
 class CommitOutcomeUnknownError(TransactionReinitError):
-    """The commit was sent and not answered: the transaction is either committed as a whole or aborted as a whole.
+    """The commit was sent but not answered: the transaction is either committed as a whole or aborted as a whole.
 
-    `commit_transaction()` may be called again. It repeats the same request, and the response decides."""
+    `commit_transaction()` may be called again. It repeats the request, and the response shows the outcome."""
 
     outcome = Outcome.UNKNOWN
 
@@ -312,7 +312,8 @@ class TransactionTimeoutError(TransactionError, KafkaTimeoutError):
 
 
 class BrokerConnectionError(KafkaError):
-    """A connection could not be established, or was lost. `written`: bytes of the request may have been sent."""
+    """A connection could not be established, or was lost. `written` is True if a part of a request may have been
+    sent."""
 
     retriable = True
     written: bool = False
@@ -325,8 +326,8 @@ class RequestTimedOutError(BrokerConnectionError, KafkaTimeoutError):
 class AuthenticationError(KafkaError):
     """A broker rejected this client's credentials, or the client rejected the broker's certificate.
 
-    It ends `start()` immediately. A running producer tries again, at growing intervals, until the delivery timeout of
-    its records, since credentials and certificates may be rotated.
+    It ends `start()` immediately. A running producer retries, at growing intervals, until the delivery timeout of its
+    records expires, because credentials and certificates may have been rotated.
     """
 
     outcome = Outcome.NOT_PERSISTED
@@ -376,7 +377,7 @@ class UnsupportedVersionError(KafkaError):
 
 
 class BrokerError(KafkaError):
-    """A broker answered with an error code. Fields: code, name (Kafka's name of it)."""
+    """A broker answered with an error code. Fields: code, and name (Kafka's name for the code)."""
 
     code: int
     name: str

@@ -27,29 +27,29 @@ class FromConfig:
 
     _given: dict[str, Any]
     _sourced = Sourced({}, {})
-    """The origins of settings that are not keywords of the caller; set before `__init__` runs."""
+    """The settings that were read from a source and not passed by the caller; set before `__init__` runs."""
     _config: ProducerConfig
 
     @property
     def config(self) -> ProducerConfig:
-        """The effective settings. `print(producer.config)` shows each with its origin, secrets hidden."""
+        """The effective settings. `print(producer.config)` shows each with its origin, but hides secrets."""
         return self._config
 
     @classmethod
     def from_config(cls, mapping: Mapping[str, Any], **overrides: Any) -> Self:
-        """A producer from the configuration of this or another client.
+        """Create a producer from a configuration for this or another client.
 
             Producer.from_config({"metadata.broker.list": "a:9092", "queue.buffering.max.ms": "5"}, acks="all")
 
         Args:
             mapping: settings by `Producer`'s keywords, Java's names (`linger.ms`) or librdkafka's
-                (`queue.buffering.max.ms`), also with underscores for dots. Text is parsed, in the unit of the name.
-            overrides: keywords of `Producer`, which win over the mapping.
+                (`queue.buffering.max.ms`), which may have underscores instead of dots. Text is converted to the type of
+                the setting.
+            overrides: keywords of `Producer`, which take precedence over the mapping.
 
         Raises:
-            ConfigError: a key is unknown (the text names the one that was meant) or can't be used (it says why and
-                what to do instead), a value is malformed, or settings contradict each other. All mistakes are in one
-                error.
+            ConfigError: a key is unknown (the text suggests a known one) or can't be used (the text says why and what
+                to do instead), a value is malformed, or settings contradict each other. One error lists all mistakes.
 
         Keys that have no effect here, such as the sizes of socket buffers or a consumer's group.id, are listed in one
         warning in the log.
@@ -65,15 +65,15 @@ class FromConfig:
     def from_env(
         cls, prefix: str = "AIOPRODUCER_", environ: Mapping[str, str] | None = None, **overrides: Any
     ) -> Self:
-        """A producer from environment variables such as AIOPRODUCER_BOOTSTRAP_SERVERS and AIOPRODUCER_LINGER_MS.
+        """Create a producer from environment variables, such as AIOPRODUCER_BOOTSTRAP_SERVERS.
 
         Args:
             prefix: the prefix of the variables that are settings.
-            environ: the variables; the process's own if None.
-            overrides: keywords of `Producer`, which win over the variables.
+            environ: the variables; those of the process if None.
+            overrides: keywords of `Producer`, which take precedence over the variables.
 
         Raises:
-            ConfigError: as `from_config`; the text names the variable.
+            ConfigError: see `from_config`; the text names the variable.
         """
         try:
             check_keywords(overrides)
@@ -84,15 +84,15 @@ class FromConfig:
 
     @classmethod
     def from_properties(cls, file: str | os.PathLike[str], **overrides: Any) -> Self:
-        """A producer from a properties file, such as the `client.properties` of Java's clients.
+        """Create a producer from a properties file, such as the `client.properties` of Java's clients.
 
         Args:
-            file: its path. UTF-8 or Latin-1; keys as in `from_config`.
-            overrides: keywords of `Producer`, which win over the file; also settings that a file can't contain, such
-                as functions.
+            file: the path of the file, which is UTF-8 or Latin-1 and may contain the keys that `from_config` accepts.
+            overrides: keywords of `Producer`, which take precedence over the file. They may include settings that a
+                file can't contain, such as functions.
 
         Raises:
-            ConfigError: as `from_config`, and for a file that can't be read; the text names file and line.
+            ConfigError: the file can't be read, or see `from_config`; the text names the file and the line.
         """
         check_keywords(overrides)
         return cls._from(entries_of_file(file), overrides)
@@ -102,11 +102,11 @@ class FromConfig:
         sourced = resolve(entries, overrides)
         producer = cls.__new__(cls)
         producer._sourced = sourced
-        # A subclass may have an __init__ of its own; it passes on what it doesn't know.
+        # A subclass may have its own __init__, which passes on the keywords that it does not know.
         try:
             cls.__init__(producer, **sourced.settings)
         except TypeError:
-            # It may need a setting that has a mistake.
+            # The __init__ of a subclass may require a setting that is missing because it has a mistake.
             sourced.mistakes.raise_if_any()
             raise
         return producer

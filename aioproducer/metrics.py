@@ -1,6 +1,6 @@
-"""Counters and histograms, which their owners update in place. `metrics()` reads them as frozen snapshots.
+"""Counters and histograms, which their owners update in place. `metrics()` returns them as frozen snapshots.
 
-Nothing is recorded for each record: at most once for each batch or request."""
+To keep the cost low, most counters are updated for each batch or request, not for each record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 MOST_NODES = 1_000
-"""The maximum number of brokers with counters of their own; a new broker replaces the oldest one."""
+"""The maximum number of brokers with counters of their own. A further broker replaces one that was never connected to,
+or else the oldest one."""
 
 
 class Histogram(Buckets):
@@ -50,7 +51,7 @@ class Histogram(Buckets):
 
 @dataclass(slots=True)
 class NodeMetrics:
-    """One broker, over all connections to it. Written by the connection."""
+    """The counters of one broker. They are written by the connections to it."""
 
     node_id: int
     bytes_sent: int = 0
@@ -61,14 +62,14 @@ class NodeMetrics:
     connect_failures: int = 0
     disconnects: int = 0
     throttles: Histogram = field(default_factory=Histogram)
-    """Seconds that the broker asked us to wait, each time."""
+    """The throttle times that the broker requested, in seconds."""
     latency: Histogram = field(default_factory=Histogram)
-    """Seconds from the write of a request to its answer."""
+    """The times from the write of a request to its response, in seconds."""
 
 
 @dataclass(slots=True)
 class TopicMetrics:
-    """One topic. Written by the sender."""
+    """The counters of one topic. They are written by the sender."""
 
     name: str
     records_acked: int = 0
@@ -78,12 +79,12 @@ class TopicMetrics:
     records_retried: int = 0
     batch_bytes: int = 0
     last_ack: float | None = None
-    """The loop's time."""
+    """The event loop's time of the last acknowledgement; None before the first one."""
 
 
 @dataclass(slots=True)
 class TransactionCallMetrics:
-    """One kind of transactional call. Written by the coordinator's watch."""
+    """The counters of one kind of transactional call. They are written by the coordinator's watch."""
 
     call: str
     count: int = 0
@@ -98,7 +99,7 @@ class TransactionCallMetrics:
 
 
 class Ended(NamedTuple):
-    """Records that have their result, by outcome."""
+    """The numbers of records that have their result, by outcome."""
 
     acked: int
     failed: int
@@ -120,7 +121,7 @@ class Metrics:
     produce_requests: int = 0
     retries: int = 0
     records_retried: int = 0
-    """Records in batches that were sent again, each time."""
+    """Records in batches that were sent again, counted at each retry."""
     splits: int = 0
     """Batches that were too large for a broker and were split in two."""
     data_losses: int = 0
@@ -138,7 +139,7 @@ class Metrics:
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
-    """Seconds that a call of `send` waited for room."""
+    """Seconds that a call of `send` waited for room in the buffer."""
     # written by send
     rejected: dict[str, int] = field(default_factory=dict)
     """Records that send did not accept, by the class of the error."""
@@ -156,7 +157,7 @@ class Metrics:
     """The highest number of accepted records that a snapshot has shown."""
 
     def node(self, node_id: int) -> NodeMetrics:
-        """The counters of one broker, created on first use."""
+        """Return the counters of one broker, which are created on first use."""
         found = self.nodes.get(node_id)
         if found is None:
             if len(self.nodes) >= MOST_NODES:
@@ -165,7 +166,7 @@ class Metrics:
         return found
 
     def topic(self, name: str) -> TopicMetrics:
-        """The counters of one topic, created on first use."""
+        """Return the counters of one topic, which are created on first use."""
         found = self.topics.get(name)
         if found is None:
             if len(self.topics) >= MOST_TOPICS:
@@ -174,7 +175,7 @@ class Metrics:
         return found
 
     def transaction_call(self, call: str) -> TransactionCallMetrics:
-        """The counters of one kind of transactional call, created on first use."""
+        """Return the counters of one kind of transactional call, which are created on first use."""
         return self.transaction_calls.setdefault(call, TransactionCallMetrics(call))
 
     def count_rejected(self, error: BaseException, records: int = 1) -> None:
@@ -182,8 +183,10 @@ class Metrics:
         self.rejected[name] = self.rejected.get(name, 0) + records
 
     def _forget_one(self) -> None:
-        """Remove a broker that was never connected to, or else the oldest one: responses may name any number of node
-        ids."""
+        """Remove the counters of a broker that was never connected to, or else the oldest ones.
+
+        Without this limit, responses with many different node ids could fill the memory.
+        """
         oldest = next(iter(self.nodes))
         gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
         for name in ("requests", "connects", "disconnects", "bytes_sent", "bytes_received"):
@@ -204,15 +207,15 @@ class Metrics:
         wall_time: Callable[[float], float],
         **gauges: Any,
     ) -> MetricsSnapshot:
-        """Return all numbers.
+        """Return a snapshot of all counters and gauges.
 
         Args:
-            ended: the records that have their result, if they were read before `records_buffered`. In another thread,
-                records may end in between: they are then in neither, so that accepted records are at most too few, and
-                the count of an earlier snapshot is better.
+            ended: the numbers of records that have their result, if they were read before `records_buffered`. A record
+                that ends between the two reads, in another thread, is in neither number. Their sum is then too small,
+                and the highest sum of an earlier snapshot is used instead.
             describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
-            wall_time: converts the loop's time.
-            gauges: the current values, which other objects keep.
+            wall_time: converts the event loop's time to wall-clock time.
+            gauges: the current values of other objects.
         """
         described = ((node, describe_node(node.node_id)) for node in list(self.nodes.values()))
         nodes = tuple(_node(node, state) for node, state in described if state is not None)

@@ -3,6 +3,8 @@
 try:
     from aioproducer.observe.otel import AioproducerInstrumentor
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError('install it with: pip install "aioproducer[otel]"', name=error.name) from error
+    raise ModuleNotFoundError(
+        'aioproducer.otel needs an extra: pip install "aioproducer[otel]"', name=error.name
+    ) from error
 
 __all__ = ["AioproducerInstrumentor"]

@@ -1,7 +1,7 @@
 """Partitioners: by the key's hash, in rotation, or sticky and weighted by load (KIP-794).
 
-The reference for the compiled path, which hashes keys itself and uses `UniformSticky` only for records without a key.
-Plain arithmetic, without I/O or a clock; random numbers come from the given Random.
+The compiled path hashes keys itself, with the results of this module, and uses `UniformSticky` for records without a
+key. Nothing here does I/O or reads a clock; random numbers come from the given Random.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from aioproducer.errors import ConfigError
 class Partitioner(Protocol):
     """The interface of a custom partitioner, with aiokafka's signature.
 
-    `key` is the serialized key or None; `all_partitions` are the topic's partitions in order; `available`
-    are those of them that have a leader, or all of them if none has one. Returns one of `all_partitions`.
+    `key` is the serialized key or None; `all_partitions` are the topic's partitions in order; `available` are the
+    partitions that have a leader, or all partitions if none has one. The result is one of `all_partitions`.
     """
 
     def __call__(
@@ -54,7 +54,7 @@ def make_partitioner(
     Args:
         setting: "murmur2", "murmur2_random" or "default" (Java's: murmur2 of the key, sticky without a key),
             "consistent_random" (librdkafka's default: crc32 of the key, random without a key or with an empty
-            one), "consistent" (crc32; without a key as with an empty one), "fnv1a" and "fnv1a_random" (Sarama's
+            one), "consistent" (crc32; a missing key counts as an empty one), "fnv1a" and "fnv1a_random" (Sarama's
             hash), "round_robin", "random", or a callable like `Partitioner`.
         random: the source of random numbers.
 
@@ -85,7 +85,7 @@ def _function(name: str, random: random_module.Random) -> Callable[..., int]:
 
 
 def murmur2(key: bytes) -> int:
-    """The 32-bit hash of Kafka's `Utils.murmur2`, signed as in Java."""
+    """Return the 32-bit hash of Kafka's `Utils.murmur2`, signed as in Java."""
     mask = 0xFFFFFFFF
     multiplier = 0x5BD1E995
     size = len(key)
@@ -103,13 +103,13 @@ def murmur2(key: bytes) -> int:
 
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
-    """The partition that Java's default partitioner gives a key."""
-    # Java's toPositive clears the sign bit; this is not the absolute value.
+    """Return the partition that Java's default partitioner chooses for a key."""
+    # Java's toPositive clears the sign bit, which is not the same as the absolute value.
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def crc32_partition(key: bytes, partitions: int) -> int:
-    """The partition that librdkafka's consistent partitioners give a key."""
+    """Return the partition that librdkafka's consistent partitioners choose for a key."""
     return zlib.crc32(key) % partitions
 
 
@@ -122,13 +122,13 @@ def fnv1a(key: bytes) -> int:
 
 
 def fnv1a_partition(key: bytes, partitions: int) -> int:
-    """The partition that librdkafka's fnv1a partitioners, and Sarama's hash partitioner, give a key."""
+    """Return the partition that librdkafka's fnv1a partitioners, and Sarama's hash partitioner, choose for a key."""
     return fnv1a(key) % partitions
 
 
 class Hashed:
-    """Chooses by the hash of the key among all partitions. A record without a key is treated as one with an empty key,
-    or goes to a random partition."""
+    """Chooses among all partitions by the hash of the key. A record without a key goes to a random partition, or is
+    treated as if its key were empty."""
 
     def __init__(
         self, partition_of: Callable[[bytes, int], int], random: random_module.Random | None = None
@@ -144,7 +144,7 @@ class Hashed:
 
 
 class RandomPartitioner:
-    """A random available partition, whatever the key."""
+    """Chooses a random available partition, whatever the key."""
 
     def __init__(self, random: random_module.Random) -> None:
         self._random = random
@@ -166,7 +166,8 @@ class ConsistentRandom:
 
 
 class RoundRobin:
-    """The available partitions in turn, whatever the key (Java's RoundRobinPartitioner). One per topic."""
+    """Chooses the available partitions in turn, whatever the key, like Java's RoundRobinPartitioner. Each topic has its
+    own instance."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -182,13 +183,13 @@ class UniformSticky:
     """Fills one partition with about a batch, then chooses the next at random (KIP-794). Each topic has its own
     instance.
 
-    Choosing by bytes and not by batches spreads the load evenly over slow brokers too: a slow broker's
-    batches grow, so a choice per batch would send it more. With `adaptive` the choice is weighted: the
-    fewer batches wait for a partition, the likelier it is chosen. Partitions of equal weight are each chosen once, in
-    random order, before any is chosen again, so that a few dozen choices reach all of a dozen partitions.
+    A new partition is chosen after a number of bytes, not after each batch: a slow broker's batches grow, so choosing
+    after each batch would send more data to slow brokers. With `adaptive`, the choice is weighted: the fewer batches
+    wait for a partition, the likelier it is chosen. Without weights, each partition is chosen once, in random order,
+    before any is chosen again; a few dozen choices therefore reach all of a dozen partitions.
 
     In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
-    Pass the same object as long as it has not changed; it is then not examined again.
+    Pass the same object as long as these partitions have not changed; it is then not examined again.
     """
 
     __slots__ = (
@@ -205,7 +206,7 @@ class UniformSticky:
     )
 
     def __init__(self, sticky_batch_size: int, random: random_module.Random, adaptive: bool = True) -> None:
-        """`sticky_batch_size` is in bytes; 0 is treated as 1, as Java treats batch.size=0."""
+        """Store the arguments. `sticky_batch_size` is in bytes; 0 is treated as 1, like batch.size=0 in Java."""
         self.sticky_batch_size = max(1, sticky_batch_size)
         self._adaptive = adaptive
         self._random = random
@@ -222,7 +223,7 @@ class UniformSticky:
         self._bounds: list[int] = []
 
     def current(self, available: Sequence[int]) -> int:
-        """The partition for the next record without a key."""
+        """Return the partition for the next record without a key."""
         if available is not self._seen:
             # The partition may have lost its leader, or the topic was re-created with fewer partitions.
             if self._current not in available:
@@ -234,10 +235,10 @@ class UniformSticky:
         """Note that the current partition got a record.
 
         Args:
-            bytes: what the record took up in its batch.
+            bytes: the size of the record in its batch.
             available: the partitions to choose from.
-            may_switch: False while the partition's open batch has room, since the batch would otherwise be sent half
-                full. After twice the sticky batch size, another partition is chosen even so.
+            may_switch: False while the partition's open batch has room, because a switch would send the batch half
+                full. After twice the sticky batch size, a new choice is made nevertheless.
 
         Returns:
             Whether a new choice was made, which may be the same partition.
@@ -256,8 +257,8 @@ class UniformSticky:
         """Set new weights for future choices; the current choice remains.
 
         Args:
-            queue_sizes: how many batches wait for each partition.
-            partition_ids: the partitions, in the same order: those whose leader has accepted data within
+            queue_sizes: the number of batches that wait for each partition.
+            partition_ids: the partitions in the same order; only those whose leader has accepted data within
                 `partitioner_availability_timeout_ms`.
             total: the number of partitions, including those left out because of their broker; by default, none is
                 left out.
@@ -295,12 +296,12 @@ class UniformSticky:
 
 
 class NodeAvailability:
-    """How long data has been waiting for each broker that can't accept it (KIP-794's partition availability).
+    """Measures how long data has been waiting for each broker that can't accept it (partition availability in KIP-794).
 
-    The time without data does not count: a broker whose records have expired may be back, and only new
-    records can show it.
+    Time without waiting data does not count: a broker whose records have expired may be back, and only new records can
+    show that.
 
-    Touched by the sender only. Times are the loop's, in seconds.
+    Only the sender uses it. Times are the event loop's, in seconds.
     """
 
     __slots__ = ("_looked", "_since", "is_watched", "timeout")
@@ -309,12 +310,12 @@ class NodeAvailability:
         """With a `timeout` of 0 every broker counts as available."""
         self.timeout = timeout
         self.is_watched = timeout > 0
-        # for each broker that can't accept the data waiting for it: since when, and when this was last observed
+        # for each broker that can't accept the data waiting for it: the times at which this was first and last observed
         self._since: dict[int, float] = {}
         self._looked: dict[int, float] = {}
 
     def update(self, node_id: int, now: float, *, can_drain: bool) -> None:
-        """Note that there is data for a broker, and whether it can take it now."""
+        """Note that data is waiting for a broker, and whether the broker can accept it now."""
         if not self.is_watched:
             return
         if can_drain:
@@ -324,11 +325,11 @@ class NodeAvailability:
         self._looked[node_id] = now
 
     def only_for(self, node_ids: Collection[int]) -> None:
-        """Note that there is data for these brokers and for no others."""
+        """Note that data is waiting for these brokers only."""
         for node_id in [node_id for node_id in self._since if node_id not in node_ids]:
             del self._since[node_id]
 
     def is_available(self, node_id: int) -> bool:
-        """Whether partitions of this broker may be chosen."""
+        """Return whether partitions of this broker may be chosen."""
         since = self._since.get(node_id)
         return since is None or self._looked[node_id] - since <= self.timeout

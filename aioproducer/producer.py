@@ -1,4 +1,4 @@
-"""class Producer: the public coroutines, and the slow paths of `send`.
+"""The class Producer: the public coroutines, and the slow paths of `send`.
 
 The fast path, for a record of a known topic with room in the buffer, is in the compiled base class."""
 
@@ -49,7 +49,8 @@ class Producer(Lifecycle, Bulk):
         enable_idempotence: retries create no duplicates and keep the order with several requests in flight (KIP-98,
             KIP-360). On by default if `acks` is "all".
         enable_gapless_order: a failed record fails the records that are buffered behind it in its partition.
-        enable_endless_retries: records that may be in the log are sent again until a broker answers, or `close`.
+        enable_endless_retries: records that may be in the log are sent again until a broker answers or `close` is
+            called.
         max_in_flight_requests_per_connection: at most 5 with idempotence.
         linger_ms: how long a batch waits for more records. `send_and_wait` does not linger.
         batch_size: the size of a full batch in bytes; a larger record gets its own batch.
@@ -62,7 +63,7 @@ class Producer(Lifecycle, Bulk):
         close_timeout_ms: how long the end of `async with` waits for records that are buffered or in flight, at most
             delivery_timeout_ms. `close()` has its own timeout.
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
-        retry_backoff_ms, retry_backoff_max_ms: the pause before a retry, doubled each time, 20 % jitter (KIP-580).
+        retry_backoff_ms, retry_backoff_max_ms: the pause before a retry, doubled each time, with 20% jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
         compression_level: the level on the codec's own scale (KIP-390), or None for its default. Java's
             compression_gzip_level, compression_lz4_level and compression_zstd_level apply to one codec only.
@@ -84,7 +85,7 @@ class Producer(Lifecycle, Bulk):
         connections_max_idle_ms: close connections that were unused for this long; 0 or None: never.
         transactional_id: identifies this producer's transactions across restarts; needs idempotence and acks="all".
         transaction_timeout_ms: the time after which the broker aborts an open transaction. The producer itself aborts
-            it after 80 % of this time, unless a commit is in progress.
+            it after 80% of this time, unless a commit is in progress.
         interceptors: objects with on_send(record) -> record, or on_acknowledgement(metadata or error) or
             on_acknowledgement(metadata or error, record), called in order.
         hooks: objects with some of the methods of `aioproducer.hooks`, such as on_batch(event), which are called for
@@ -94,7 +95,7 @@ class Producer(Lifecycle, Bulk):
         address_filter: f(host, port, node id) for each broker of the cluster -> the address to connect to instead, or
             None to reject the broker.
         resolved_address_filter: f(host, IP address, port) for each address that a broker's name resolves to -> whether
-            to connect to it. By default link-local addresses (169.254.0.0/16, fe80::/10) are rejected.
+            to connect to it. By default, link-local addresses (169.254.0.0/16, fe80::/10) are rejected.
         max_batch_size: aiokafka's name for `batch_size`.
         security: the `security_protocol`, `ssl_...` and `sasl_...` settings listed in docs/configuration.md.
 
@@ -182,8 +183,8 @@ class Producer(Lifecycle, Bulk):
         Args:
             handle: from `export_transaction`. It may be used once for each partition.
             partitions: the partitions that only this producer writes to.
-            log_append_time: the topics' message.timestamp.type is LogAppendTime. In that case every answer contains a
-                time, so another writer is noticed only if its batches had other sizes.
+            log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every answer
+                contains a time, so another writer is noticed only if its batches had different sizes.
             config: settings under any client's names, as for `from_config`.
             settings: as `Producer`, without transactional_id.
         """
@@ -325,7 +326,7 @@ class Producer(Lifecycle, Bulk):
                     self._own_timeouts.end_delivery_after(pending.delivery, timeout, began)
 
     async def _send_pending(self, pending: PendingRecord) -> Delivery:
-        """Send a record with the interceptors of the user around it."""
+        """Send a record, and call the user's interceptors before and after."""
         pending.record = pending.intercepted = self._interceptors.on_send(pending.record)
         try:
             return await self._append_pending(pending)
@@ -369,9 +370,9 @@ class Producer(Lifecycle, Bulk):
         return delivery
 
     def _partition_of(self, info: TopicInfo, key: bytes | None, partition: int | None) -> int:
-        """Return the given partition or the partitioner's choice; COMPILED_PATH_CHOOSES leaves it to the append."""
+        """Return the given partition or the partitioner's choice; COMPILED_PATH_CHOOSES lets the append choose."""
         if self._handle is not None and partition is None:
-            # A participant may write to some partitions only: the partition must be known before the append.
+            # A participant may write only to some partitions, so the partition must be known before the append.
             if key is None or not self._choice.is_compiled:
                 raise InvalidRecordError(
                     "a producer that takes part in another producer's transaction needs partition= or, with the "
@@ -444,7 +445,7 @@ class Producer(Lifecycle, Bulk):
     # ----------------------------------------------------------------------------------- other public calls
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent so far has its result. None of them lingers.
+        """Wait until every record sent so far has its result. Batches with these records do not linger.
 
         Args:
             timeout: in seconds; None for no limit other than delivery_timeout_ms.

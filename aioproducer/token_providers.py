@@ -1,4 +1,4 @@
-"""Providers of tokens for `sasl_oauth_token_provider`: an OpenID provider's, AWS's, Google's and Azure's."""
+"""Token providers for `sasl_oauth_token_provider`: OpenID Connect (OIDC), Amazon MSK, Google Cloud and Azure."""
 
 from aioproducer.security.token_providers import (
     AzureTokenProvider,

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions of the user's code that are raised on. All others are its own failure, also a CancelledError: a call that
-is not awaited cannot receive the cancellation of our task."""
+"""Exceptions of the user's code that are passed on. All others count as a failure of that code, even a CancelledError:
+a call that is not awaited cannot receive the cancellation of our task."""
 
 
 def qualified_name(code: object) -> str:
@@ -19,7 +19,7 @@ def qualified_name(code: object) -> str:
 
 
 def is_buffer(data: object) -> bool:
-    """Whether an object supports the buffer protocol, as bytes, bytearray and memoryview do."""
+    """Return whether an object supports the buffer protocol, as bytes, bytearray and memoryview do."""
     try:
         memoryview(data).release()  # type: ignore[arg-type]  # the question is whether it can be one
     except TypeError:
@@ -75,10 +75,10 @@ class ProducerRecord(NamedTuple):
     key: Any = None
     partition: int | None = None
     timestamp_ms: int | None = None
-    """Milliseconds since 1970; None for now."""
+    """Milliseconds since 1970; None for the current time."""
     headers: Headers | None = None
     context: Any = None
-    """Anything that an interceptor wants to see again with the result. It is not sent."""
+    """Any object that an interceptor needs again when the result is known. It is not sent."""
 
     def __repr__(self) -> str:
         # Without key, value and headers, since records end up in logs.
@@ -164,11 +164,11 @@ class TransactionHandle(NamedTuple):
     is_v2: bool
     """Whether the transaction uses transactions v2 (KIP-890)."""
     has_begun: bool = True
-    """Whether the coordinator may have the transaction: a request was sent, or a participant may send one."""
+    """Whether the coordinator may know the transaction, because a request was sent or a participant may send one."""
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """A consumer's membership in its group. Without a generation its offsets are not fenced (KIP-447)."""
+    """A consumer's membership in its group. Without a generation, its offsets are not fenced (KIP-447)."""
 
     group_id: str
     generation_id: int = -1

@@ -22,18 +22,19 @@ T = TypeVar("T")
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 SLICE = 0.1
-"""Seconds of one wait. Ctrl-C interrupts a wait immediately on POSIX, and between two waits on Windows."""
+"""The maximum seconds of one wait. Ctrl-C interrupts a wait immediately on POSIX, and between two waits on Windows."""
 EXIT_SECONDS = 10.0
-"""Seconds by which unclosed producers may delay the exit of the interpreter to deliver what is buffered."""
+"""The seconds by which open producers may delay the exit of the interpreter, to deliver buffered records."""
 GRACE_SECONDS = 5.0
-"""Additional time for a producer to end after it has dropped the rest; exceeded only if a callback blocks the loop."""
+"""Additional seconds for a producer to end after it has dropped its remaining records. A longer time means that a
+callback blocks the loop."""
 
 
 class Closing(Protocol):
     """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close, log that nobody else did, and return a function that waits for the end."""
+        """Begin to close, log that the producer was not closed, and return a function that waits for the end."""
 
 
 class Flag:
@@ -77,11 +78,11 @@ class LoopThread:
         self._ended = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
-        # A daemon: the interpreter joins all other threads before it calls close_all(), so it would wait forever.
+        # A daemon thread: the interpreter joins all others before it calls close_all(), and would wait forever.
         self._thread = threading.Thread(target=self._run, name="aioproducer-blocking", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and return when its loop runs. Raises what the loop factory raises."""
+        """Start the thread, and return when its loop is running. Errors of the loop factory are raised here."""
         self._thread.start()
         try:
             wait_for(self._began)
@@ -109,8 +110,8 @@ class LoopThread:
     def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
         """Return True if asyncio's runner failed because the interpreter is exiting.
 
-        Python 3.12 starts no thread then, not even the one in which the runner, just before it closes the loop, waits
-        for the executor's threads."""
+        Python 3.12 does not start threads at that time. But the runner needs one just before it closes the loop, to
+        wait in it for the executor's threads."""
         is_end = self._stop.is_set() and not threading.main_thread().is_alive()
         return is_end and isinstance(error, RuntimeError)
 
@@ -146,14 +147,14 @@ _generation = 0
 
 
 def generation() -> int:
-    """A number that changes in a forked child, where the loop thread does not exist."""
+    """Return a number that changes in a forked child, where the loop thread does not exist."""
     return _generation
 
 
 def set_loop_factory(factory: LoopFactory | None) -> None:
     """Set the function that creates the event loop of all blocking producers, such as `uvloop.new_event_loop`.
 
-    None restores asyncio's own.
+    None restores asyncio's default.
 
     Raises:
         IllegalStateError: a blocking producer is already running, on a loop that another factory created.
@@ -238,7 +239,7 @@ class Call(Generic[T]):
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
         self._function = function
-        self._context = contextvars.copy_context()  # serializers and interceptors see the caller's
+        self._context = contextvars.copy_context()  # serializers and interceptors see the caller's context
         self._ended = Flag()
         self._task: asyncio.Task[T] | None = None
         self._is_given_up = False
@@ -303,9 +304,9 @@ def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | Non
 
 
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
-"""The event loop that runs in this thread, or None.
+"""Returns the event loop that runs in this thread, or None.
 
-Every `send` calls it, and asyncio's documented function would raise an exception each time."""
+Every `send` calls this function, and asyncio's documented one would raise an exception each time."""
 
 
 def check_may_block() -> None:

@@ -61,13 +61,13 @@ MOST_QUEUED = 1000
 LARGEST_QUEUED = 16384
 """The maximum number of bytes in a queued key or value. For a larger one, `send` waits for the loop."""
 QUEUED_PART = 4
-"""The queue is not part of buffer_memory; queued values take at most this fraction (1/4) of its size."""
+"""Queued values take at most 1/QUEUED_PART of the size of buffer_memory, which does not include the queue."""
 
 
 def _settings_of(
     init: Callable[Concatenate[AsyncProducer, P], None],
 ) -> Callable[..., Callable[Concatenate[Any, P], None]]:
-    """Give an __init__ that passes everything on the signature and the documentation of `init`."""
+    """Copy the signature and the documentation of `init` to an __init__ that passes everything on to it."""
     return functools.wraps(init)
 
 
@@ -92,7 +92,7 @@ class Producer:
     """
 
     _asyncio_class: ClassVar[type[AsyncProducer]] = AsyncProducer
-    """The class of the producer behind it."""
+    """The class of the asyncio producer that does the work."""
 
     @_settings_of(AsyncProducer.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -114,9 +114,10 @@ class Producer:
             and not config.interceptors
             and not callable(config.partitioner)
         )
-        """No user code (serializer, interceptor or partitioner) runs for a record."""
+        """Whether no user code (serializer, interceptor or partitioner) runs for a record."""
         self._may_queue = self._is_plain and (config.transactional_id is None or is_attached)
-        """A transactional producer queues only within a transaction, so that `send` itself raises outside of one."""
+        """Whether `send` may queue records. A transactional producer queues only within a transaction, so that `send`
+        itself raises outside of one."""
         room = config.buffer_memory // QUEUED_PART
         self._largest = min(LARGEST_QUEUED, config.max_request_size // QUEUED_PART, room)
         self._most = max(1, min(MOST_QUEUED, room // max(1, self._largest)))
@@ -124,7 +125,7 @@ class Producer:
         self._log = inner._config.log(__name__)
         self._report: CloseReport | None = None
         self._closes_at_exit = False
-        """The exit of the interpreter is its ordinary end, which needs no warning."""
+        """Whether the producer is meant to stay open until the interpreter exits, so no warning is logged."""
 
     @classmethod
     def _around(cls, inner: AsyncProducer, *, is_attached: bool = False) -> Self:
@@ -214,7 +215,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> CloseReport:
         """Send what is buffered, close all connections, and report; see `aioproducer.Producer.close`.
 
-        The last blocking producer of the process ends the loop thread. Ctrl-C drops what is left immediately.
+        Closing the last blocking producer of the process ends the loop thread. Ctrl-C drops what is left at once.
         """
         if self._report is not None:
             return self._report
@@ -254,7 +255,7 @@ class Producer:
         return self._report
 
     def _close_quickly(self, thread: LoopThread) -> None:
-        """Drop what is left, after an error or a Ctrl-C."""
+        """Close the producer and drop what is left, after an error or a Ctrl-C."""
         try:
             self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
         except TimeoutError:
@@ -338,7 +339,7 @@ class Producer:
         return self._sends.call(function).wait(thread)
 
     def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """Call `_call` when all records sent before, to one topic or to all topics, are in the buffer."""
+        """Do as `_call`, but first wait until all records sent before (to one topic or to all) are in the buffer."""
 
         async def settled() -> T:
             if self._sends.lanes:
@@ -362,12 +363,12 @@ class Producer:
     ) -> Delivery:
         """Put a record into the buffer and return its delivery; arguments as in `aioproducer.Producer.send`.
 
-        `send` waits for the metadata of a new topic, while the buffer is full (max_block_ms), for a large record, and
-        for serializers and interceptors. Otherwise it returns immediately.
+        `send` waits for the metadata of a new topic, for room in the buffer (max_block_ms), for a large record, and for
+        serializers and interceptors. Otherwise it returns immediately.
 
         Raises:
-            The errors of `aioproducer.Producer.send`; the record was not sent then. An error that occurs after `send`
-            has returned, such as a buffer that has just become full, is the error of the delivery.
+            The errors of `aioproducer.Producer.send`, which mean that the record was not sent. An error that occurs
+            after `send` has returned, such as a buffer that has just become full, is the error of the delivery.
 
         If Ctrl-C interrupts the wait, the record either does not exist or is in the buffer.
         """
@@ -533,7 +534,7 @@ class Producer:
         return self._look(partial(self._inner.health, max_unacked_seconds=max_unacked_seconds))
 
     def describe(self) -> Description:
-        """Return a block for a bug report, in every state; see `aioproducer.Producer.describe`."""
+        """Return a description for a bug report, in every state; see `aioproducer.Producer.describe`."""
         return self._look(self._inner.describe)
 
     def ping(self, timeout: float = 2.0) -> Ping:
@@ -557,7 +558,7 @@ class Producer:
     def _look(self, function: Callable[[], T]) -> T:
         """Call a function that works in every state, in the loop thread if there is one.
 
-        Where waiting for that thread would stop another event loop, the function reads from this thread.
+        If waiting for that thread would stop another event loop, the function is called in this thread.
         """
         if self._report is not None or self._sends.thread is None:
             return function()
@@ -574,7 +575,7 @@ class Producer:
     # ----------------------------------------------------------------------------------------- transactions
 
     def transaction(self) -> TransactionScope:
-        """Return a transaction, for `with`: it is committed at the end of the block, or aborted by an exception.
+        """Return a transaction for `with`. It is committed at the end of the block, or aborted by an exception.
 
             with producer.transaction() as transaction:
                 producer.send("orders", b"...")
@@ -589,7 +590,7 @@ class Producer:
         self._call_settled(self._inner.init_transactions)
 
     def begin_transaction(self) -> None:
-        """Begin a transaction: all following records belong to it; see `aioproducer.Producer.begin_transaction`."""
+        """Begin a transaction, to which all following records belong; see `aioproducer.Producer.begin_transaction`."""
         self._begin_by(self._inner.begin_transaction)
 
     def commit_transaction(self) -> None:

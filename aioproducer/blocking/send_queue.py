@@ -1,7 +1,7 @@
 """The queue between the threads and the loop: records on their way to the buffer, calls, and deliveries.
 
 Threads append to the queue and wake the loop once; the loop takes all entries, in order. If the buffer has no room for
-a record, it waits in the lane of its topic, and the following records of that topic wait behind it."""
+a record, the record waits in the lane of its topic, and the following records of that topic wait behind it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SendQueue:
         self._inner = inner
         self.log = inner._config.log(__name__)
         self.thread: LoopThread | None = None
-        """Set once, by start()."""
+        """The loop thread. It is set only once, by start()."""
         self.places: set[tuple[str, int | None]] = set()
         """Topics, and topic-partitions, that are known to exist."""
         # Threads append, the loop removes.
@@ -58,7 +58,7 @@ class SendQueue:
     # -------------------------------------------------------------------------------------------- in any thread
 
     def own_thread(self) -> LoopThread:
-        """The loop thread, which may have ended.
+        """Return the loop thread, which may have ended.
 
         Raises:
             ForkedError: the process was forked after start().
@@ -99,7 +99,7 @@ class SendQueue:
         self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """Reject the entries that a thread put here while the loop ended."""
+        """Reject the entries that threads queued while the loop was ending."""
         while self._queue:
             entry = self._queue.popleft()
             if isinstance(entry, tuple):
@@ -121,7 +121,7 @@ class SendQueue:
     def _drain(self) -> None:
         self._is_woken = False  # first, so that entries which arrive later wake the loop again
         queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
-        # Without the GIL only a lock guarantees that order between threads: rotate() and append() take the deque's own.
+        # Without the GIL, only a lock guarantees that order. rotate() and append() both take the lock of the deque.
         queue.rotate(0)
         for _ in range(len(queue)):
             entry = queue.popleft()
@@ -156,12 +156,12 @@ class SendQueue:
                 if not isinstance(entry, tuple):
                     _settle(entry)
                 elif not await self._append_when_room(entry):
-                    # They have already waited max_block_ms together with this record, and must not wait again.
+                    # The next ones have waited max_block_ms together with this record, and must not wait again.
                     for _ in range(waited - 1):
                         self._append_now(lane.popleft())
         finally:
             del self.lanes[topic]
-            for entry in lane:  # left over only if the end of the loop, or a bug, has ended this task
+            for entry in lane:  # left over only if the end of the loop or a bug ended this task
                 if isinstance(entry, tuple):
                     self._refuse(entry, ProducerClosed("the producer was closed before the buffer had room"))
                 else:
@@ -190,7 +190,7 @@ class SendQueue:
 
     def _refuse(self, entry: _Queued, error: BaseException) -> None:
         self.refused += 1
-        # A traceback would keep the entry alive; but an unreferenced delivery must be freed, to be counted in __del__.
+        # A traceback would keep the entry alive, but an unreferenced delivery must be freed so that __del__ counts it.
         entry[0]._refused(without_tracebacks(error))
         self._inner._note_rejected(self._inner._transaction.number, error)
 
@@ -212,7 +212,7 @@ class SendQueue:
             TimeoutError: the timeout has passed.
         """
         if not self.lanes or isinstance(timeout, bool) or not isinstance(timeout, int | float | None):
-            return timeout  # the call that the timeout is for rejects anything but a number
+            return timeout  # an invalid timeout is rejected by the call that uses it
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(timeout):
@@ -394,7 +394,7 @@ class Delivery:
 
 _Queued: TypeAlias = tuple[Delivery, Record]
 _Lane: TypeAlias = deque[_Queued | asyncio.Future[None]]
-"""Records that wait for room. A future among them is set when no record before it still waits."""
+"""Records that wait for room, and futures. A future is set when all records before it have left the lane."""
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:

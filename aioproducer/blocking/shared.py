@@ -1,6 +1,6 @@
-"""Producers that all code of a process shares, for frameworks that give no place to start and close one.
+"""Producers that all code of a process shares, for frameworks without a place to start and close one.
 
-A forked child has none of its parent's: the first call there builds its own."""
+A forked child does not use its parent's producers: the first call in the child builds a new one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from aioproducer.blocking.producer import Producer
 from aioproducer.errors import IllegalStateError
 
 Shared = tuple[dict[str, Any], Producer]
-"""The settings that a producer was asked for with, and the producer."""
+"""The settings that were passed to shared_producer(), and the producer."""
 
 _shared: tuple[Shared, ...] = ()
-"""Replaced as a whole, so it is read without the lock."""
+"""The shared producers. The tuple is replaced as a whole, so it can be read without the lock."""
 _inherited: list[tuple[Shared, ...]] = []
-"""Those of the parent process. They are kept, since a producer that is collected would warn that it was not closed."""
+"""The producers of the parent process. They are kept, because a producer that is garbage-collected would warn that it
+was not closed."""
 _lock = threading.RLock()
 _is_building = False
 
@@ -31,17 +32,18 @@ def shared_producer(**settings: Any) -> Producer:
             producer = shared_producer(bootstrap_servers="localhost:9092")
             producer.send("orders", str(order_id).encode()).result()
 
-    Equal settings give the same producer in all threads. It does not wait for brokers: it connects in the background,
-    and `send` waits for its topic (max_block_ms). It is closed when the interpreter exits, within 10 seconds, or by
-    `close_shared_producers`. Do not use it in a `with` statement. After a close, the next call builds a new one.
+    Equal settings give the same producer in all threads. The call does not wait for brokers: the producer connects in
+    the background, and `send` waits for its topic (max_block_ms). The producer is closed when the interpreter exits,
+    within 10 seconds, or by `close_shared_producers`. Do not use it in a `with` statement. After a close, the next call
+    builds a new one.
 
     Args:
-        settings: as `Producer`, without transactional_id.
+        settings: those of `Producer`, except transactional_id.
 
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one; or a transactional_id was given.
         WrongLoopError: an event loop runs in this thread.
-        IllegalStateError: the call was made while the same thread builds a shared producer, e.g. by a log handler.
+        IllegalStateError: the same thread is already building a shared producer, e.g. a log handler made the call.
     """
     try:
         found = _open(settings)
@@ -58,7 +60,7 @@ def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
     """Close the shared producers of this process, for a process that exits without atexit, such as Celery's workers.
 
     Args:
-        timeout: as for `Producer.close`, for each.
+        timeout: the timeout of `Producer.close` for each producer.
 
     Returns:
         The report of each producer.
@@ -71,7 +73,7 @@ def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
 
 
 def _open(settings: dict[str, Any]) -> Producer | None:
-    """Return the producer with these settings, unless it does not exist or is closed."""
+    """Return the open producer with these settings, or None if there is none."""
     for given, producer in _shared:
         if given == settings and producer._report is None:
             return producer
@@ -82,7 +84,7 @@ def _build(settings: dict[str, Any]) -> Producer:
     global _is_building, _shared
     if settings.get("transactional_id") is not None:
         raise ConfigError(
-            "a shared producer can't have a transactional_id: its records of all threads would be in one transaction, "
+            "a shared producer can't have a transactional_id: the records of all threads would be in one transaction, "
             "and the processes would fence each other; build a Producer for each transactional_id",
             setting="transactional_id",
             value=settings["transactional_id"],

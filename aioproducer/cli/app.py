@@ -17,7 +17,7 @@ from aioproducer.cli.produce import produce
 
 app = typer.Typer(
     name="aioproducer",
-    help="Send records to Apache Kafka, and find out why that does not work.",
+    help="Send records to Apache Kafka, and find out why sending fails.",
     epilog="Exit codes: 0 delivered, 1 failed, 2 wrong usage, 3 outcome unknown, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
@@ -46,7 +46,7 @@ for command in (produce, check, config, bench, cluster, info):
 
 
 def run() -> ExitCode:
-    """Run the command of sys.argv and return its exit code."""
+    """Run the command that sys.argv names and return its exit code."""
     try:
         app(prog_name="aioproducer")
     except SystemExit as end:

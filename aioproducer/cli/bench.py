@@ -1,4 +1,4 @@
-"""`aioproducer bench`: the figures of kafka-producer-perf-test, and the processor time of a record."""
+"""`aioproducer bench`: reports the figures of kafka-producer-perf-test, and the processor time per record."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from aioproducer.cli.settings import Given, new_producer
 from aioproducer.cli.stop import Stop
 
 MOST_SAMPLES = 100_000
-"""The latency of at most so many records is measured: of each, or of every n-th."""
+"""The approximate maximum number of latency samples. In a longer run, the latency is measured only for every n-th
+record, where n is the number of records // MOST_SAMPLES."""
 PERIOD = 5.0
-"""Seconds between two lines."""
+"""Seconds between two lines about the current rates."""
 
 
 def bench(
@@ -55,7 +56,7 @@ def bench(
     as_json: options.AsJson = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Measure how fast records can be sent one by one, with the figures of kafka-producer-perf-test.
+    """Measure how fast records can be sent one by one, and print the figures of kafka-producer-perf-test.
 
     Every record goes through send(), as in a program. The latency is the time
     from send() to the acknowledgement. CPU is the processor time of this
@@ -168,7 +169,7 @@ class _Run:
 
 
 async def _report(screen: Screen, figures: Figures) -> None:
-    """Write a line for each period."""
+    """Write a line of figures every PERIOD seconds."""
     while True:
         await asyncio.sleep(PERIOD)
         screen.result(figures.window())

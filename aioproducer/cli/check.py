@@ -1,4 +1,4 @@
-"""`aioproducer check`: where the way from the settings to an acknowledged record breaks off."""
+"""`aioproducer check`: finds the step that fails between the settings and an acknowledged record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
     as_json: options.AsJson = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Check each step from the settings to an acknowledged record, and say what to do about the one that fails.
+    """Check each step from the settings to an acknowledged record, and say what to do if one fails.
 
     The steps are: settings, DNS, TCP, TLS, ApiVersions, SASL and metadata for
     each bootstrap address, the same for the address that each broker
@@ -50,13 +50,13 @@ def check(
     producer id, and with --write one record.
     """
     screen = Screen(as_json=as_json)
-    screen.show_log(verbose, without_v=logging.CRITICAL)  # the steps say the same
+    screen.show_log(verbose, without_v=logging.CRITICAL)  # the steps already report these errors
 
     async def command(stop: Stop) -> ExitCode:
         if write and topic is None:
             raise UsageError("--write needs --topic")
         given = Given(servers, config, tuple(settings or ()))
-        # A record of a transaction would fence the producer that uses the transactional id.
+        # A transactional id is left out: otherwise the check would fence the producer that uses it.
         producer = new_producer(given, screen, transactional_id=None)
         checklist = Checklist(screen)
         with screen.waiting("checking"):
@@ -96,7 +96,7 @@ async def _check_bootstrap(
     topic: str | None,
     connections: list[Connection],
 ) -> MetadataResponse | None:
-    """Check each bootstrap address. Return the first answer about the cluster."""
+    """Check each bootstrap address. Return the first metadata response."""
     first = None
     for number, (host, port) in enumerate(config.bootstrap_servers, 1):
         checklist.place = f"{host}:{port}"
@@ -115,7 +115,7 @@ async def _check_brokers(
     answer: MetadataResponse,
     connections: list[Connection],
 ) -> bool:
-    """Check the address that each broker advertises. Return whether all can be reached."""
+    """Check the address that each broker advertises. Return whether all brokers can be reached."""
     bootstrap = ",".join(f"{host}:{port}" for host, port in config.bootstrap_servers)
     reached = True
     for node in nodes_of(answer):

@@ -1,4 +1,4 @@
-"""The steps of a check: each passed, failed or worth a look, and with the next thing to do."""
+"""The steps of a check. Each has passed, failed or needs attention, and may suggest what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.screen import Screen
 
 WIDTH = 14
-"""Characters of the longest name of a step."""
+"""The length of the longest step name, in characters."""
 
 
 class Status(StrEnum):
@@ -18,7 +18,7 @@ class Status(StrEnum):
 
     PASSED = "passed"
     LOOK = "look"
-    """It works, but something needs attention."""
+    """The step passed, but something needs attention."""
     FAILED = "failed"
 
 
@@ -27,16 +27,16 @@ class Step:
     """One step of a check."""
 
     place: str
-    """The heading: an address, a broker or a topic; empty for the check as a whole."""
+    """The heading above the step: an address, a broker or a topic; empty for the check as a whole."""
     name: str
     status: Status
     text: str
     advice: str = ""
-    """The next thing to do, unless the step has passed."""
+    """What to do next; empty if there is nothing to suggest."""
 
 
 class Checklist:
-    """All steps so far. Each is shown when it is added."""
+    """The steps of a check so far. Each step is shown as soon as it is added."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -49,7 +49,7 @@ class Checklist:
         self._add(Step(self.place, name, Status.PASSED, text))
 
     def look(self, name: str, text: str, advice: str) -> None:
-        """Add a step that has passed, with something that needs attention."""
+        """Add a step that has passed but needs attention."""
         self._add(Step(self.place, name, Status.LOOK, text, advice))
 
     def failed(self, name: str, text: str, advice: str = "") -> None:

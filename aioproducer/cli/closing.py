@@ -1,4 +1,4 @@
-"""The end of a producer: patient, or at once after the second Ctrl-C."""
+"""Closes a producer: patiently, or at once after the second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aioproducer import CloseReport, Producer
 
 
 class Closing:
-    """Closes one producer. Either call may come first."""
+    """Closes one producer. `at_once()` and `wait()` may be called in any order."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -27,14 +27,14 @@ class Closing:
             self._task.cancel()
 
     async def wait(self) -> CloseReport:
-        """Close the producer patiently, unless it is being closed, and return its report."""
+        """Close the producer patiently, unless it is already being closed, and return its report."""
         task = self._task or self._begin(None)
         try:
             return await task
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise  # the caller was cancelled
-            return await self._producer.close()  # which is over: only its report is left
+            return await self._producer.close()  # already closed: this only returns the report
 
     def _begin(self, timeout: float | None) -> asyncio.Task[CloseReport]:
         self._task = asyncio.create_task(self._producer.close(timeout), name="aioproducer close")

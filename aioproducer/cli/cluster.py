@@ -20,7 +20,7 @@ def cluster(
     host: Annotated[str, typer.Option(help="The address to listen on and to advertise.")] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="The first broker's port; the others follow it. 0: free ports."),
+        typer.Option(min=0, max=65535, help="The first broker's port; the others follow. 0: free ports."),
     ] = 9092,
     topics: Annotated[
         list[str] | None,
@@ -38,9 +38,9 @@ def cluster(
     ] = "4.1",
     as_json: options.AsJson = False,
 ) -> None:
-    """Run a Kafka-compatible cluster in this process until Ctrl-C. It keeps everything in memory.
+    """Run a Kafka-compatible cluster in this process until Ctrl-C. It keeps all data in memory.
 
-    It prints its addresses when it is ready.
+    The command prints the addresses when the cluster is ready.
     """
     screen = Screen(as_json=as_json)
 
@@ -72,7 +72,7 @@ def cluster(
         try:
             asyncio.run(testing.serve(made, announce=announce))
         except OSError as error:
-            advice = "; --port 0 takes free ports" if error.errno == errno.EADDRINUSE else ""
+            advice = "; --port 0 chooses free ports" if error.errno == errno.EADDRINUSE else ""
             raise CommandError(f"{error}{advice}") from error
         return ExitCode.OK
 
@@ -82,5 +82,5 @@ def cluster(
 def _topic(text: str) -> tuple[str, int]:
     name, sign, count = text.partition(":")
     if sign and not (count.isascii() and count.isdigit() and int(count)):
-        raise UsageError(f"--topic {text}: NAME:PARTITIONS needs a number of partitions from 1 on")
+        raise UsageError(f"--topic {text}: in NAME:PARTITIONS, PARTITIONS must be a number of at least 1")
     return name, int(count or 1)

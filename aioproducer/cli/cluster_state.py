@@ -14,7 +14,8 @@ from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest
 from aioproducer.types import Node
 
 NOT_REPORTED = -2147483648
-"""The operations that a broker reports if it was not asked, or is older than Kafka 2.3 (KIP-430)."""
+"""The authorized operations in a response if they were not requested, or the broker is older than Kafka 2.3 (see
+KIP-430)."""
 OPERATIONS = {
     3: "READ",
     4: "WRITE",
@@ -24,14 +25,14 @@ OPERATIONS = {
     8: "DESCRIBE",
     10: "DESCRIBE_CONFIGS",
 }
-"""Those of Kafka's AclOperation that a topic has, by their bits."""
+"""The operations on a topic, by their codes in Kafka's AclOperation, which are also their bits in a response."""
 WRITE = 4
 
 
 async def ask_metadata(
     connection: Connection, config: ProducerConfig, checklist: Checklist, topic: str | None
 ) -> MetadataResponse | None:
-    """Ask for the brokers and the topic, which is not created. None if there is no answer."""
+    """Request metadata of the brokers and the topic, without creating the topic. Return None if the request failed."""
     request = MetadataRequest(
         topics=[] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)],
         allow_auto_topic_creation=False,
@@ -59,7 +60,7 @@ def advice_on(node: Node, bootstrap: str) -> str:
     """Return what to do if the advertised address of a broker cannot be reached."""
     return (
         f"the cluster advertises {node.host}:{node.port} to its clients: fix advertised.listeners of broker "
-        f"{node.node_id}, or make this name and port reachable from here (you connect by {bootstrap})"
+        f"{node.node_id}, or make this name and port reachable from here (you connect through {bootstrap})"
     )
 
 
@@ -107,7 +108,7 @@ def _check_rights(operations: int, checklist: Checklist) -> bool:
 
 
 _ADVICE = {
-    "UNKNOWN_TOPIC_OR_PARTITION": "create it, or correct its name; check creates no topics",
+    "UNKNOWN_TOPIC_OR_PARTITION": "create it, or correct its name; check does not create topics",
     "TOPIC_AUTHORIZATION_FAILED": "grant DESCRIBE and WRITE on the topic to this user",
 }
 
@@ -118,7 +119,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
-    """Ask for a producer id, which idempotence needs. A transactional id is left alone: it may be in use."""
+    """Request a producer id, which idempotence needs. Do not use the transactional id: another producer may own it."""
     if not config.enable_idempotence:
         return
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)

@@ -17,17 +17,17 @@ from aioproducer.cli.rows import Record
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of the columns that are parts of a record. The others are its value, as a JSON object."""
+    """The names of the columns that become parts of a record. By default, the others form its value, as JSON."""
 
     key: str | None = None
     value: str | None = None
-    """The column that is the value. The columns that are not named are dropped then."""
+    """The column that is the value. If it is given, columns that are not named are dropped."""
     headers: tuple[str, ...] = ()
-    """Each is a header of its own name."""
+    """The columns that become headers, each under the name of its column."""
     timestamp: str | None = None
     partition: str | None = None
     keep: bool = False
-    """The value contains all columns, also those that are other parts of the record."""
+    """Whether the value contains all columns, even those that are other parts of the record."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -45,12 +45,12 @@ class Columns:
                 raise ValueError(f"there is no column {name}; {advice}")
 
     def rest(self, names: Iterable[str]) -> list[str]:
-        """Return the columns that the value consists of, if no column is the value by itself."""
+        """Return the columns that make up the value if no single column is the value."""
         taken = () if self.keep else self.named
         return [name for name in names if name not in taken]
 
     def record(self, row: Mapping[str, Any]) -> Record:
-        """Return the record of an input row. A field that is absent counts as null.
+        """Return the record of an input row. A missing field counts as null.
 
         Raises:
             ValueError: a field cannot be the part of a record that it was named for.
@@ -76,7 +76,7 @@ def to_bytes(value: Any) -> bytes | None:
 
 
 def to_json(value: Any) -> bytes:
-    """Return JSON. Binary data becomes base64; times become ISO 8601; decimals become strings."""
+    """Return the value as JSON. Binary data becomes base64; times become ISO 8601; decimals become strings."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_for_json).encode()
 
 
@@ -89,14 +89,14 @@ def _for_json(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, Decimal | UUID):
         return str(value)
-    raise ValueError(f"a {type(value).__name__} cannot become JSON")
+    raise ValueError(f"a {type(value).__name__} cannot be converted to JSON")
 
 
 def to_timestamp(value: Any, name: str) -> int | None:
-    """Return milliseconds since 1970. Text is a number of them, or a time in ISO 8601, in UTC if it names no zone.
+    """Return a time as milliseconds since 1970. A text is such a number, or a time in ISO 8601 (UTC without a zone).
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the value is not a time in any of these forms.
     """
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
@@ -118,7 +118,7 @@ def to_partition(value: Any, name: str) -> int | None:
     """Return the number of a partition.
 
     Raises:
-        ValueError: it is not a whole number.
+        ValueError: the value is not a whole number.
     """
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value

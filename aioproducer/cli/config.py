@@ -1,4 +1,4 @@
-"""`aioproducer config`: how each line of a properties file is handled, and whether the whole is accepted."""
+"""`aioproducer config`: shows how each key of a properties file is handled, and whether the file is accepted."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from aioproducer.settings.entries import Entry, entries_of_file, resolve
 from aioproducer.settings.table import SETTINGS
 
 MARKS = {"used": "green", "ignored": "yellow", "rejected": "bold red"}
-"""How a line can be handled, with the colour."""
+"""The ways a line can be handled, each with its display colour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One key of the file."""
+    """One key of the file and how it is handled."""
 
     number: int
     key: str
     handled: str
-    """One of MARKS."""
+    """A key of MARKS."""
     text: str
-    """The setting with its value, or the reason."""
+    """The settings with their values, or why the key is ignored or rejected."""
 
 
 def config(
@@ -40,9 +40,9 @@ def config(
     settings: options.Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show how each key of a properties file is handled, and the settings that the other commands get from it.
+    """Show how each key of a properties file is handled, and the settings that the other commands would use.
 
-    It needs no cluster. The exit code is 2 if the file is not accepted.
+    No cluster is needed. The exit code is 2 if the file is not accepted.
     """
     screen = Screen(as_json=as_json)
 
@@ -77,7 +77,7 @@ def config(
 
 
 def lines_of(file: Path) -> Iterator[Line]:
-    """Yield how each key of a file is handled by itself.
+    """Yield how each key of a file is handled, independently of the other keys.
 
     Raises:
         ConfigError: the file cannot be read.

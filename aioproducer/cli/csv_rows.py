@@ -1,4 +1,4 @@
-"""Rows from CSV with a header line: the first row has the names of the columns."""
+"""Rows from CSV files, whose first row (the header line) contains the column names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from aioproducer.cli.source import Source
 def read_csv(
     source: Source, before: int, columns: Columns, *, delimiter: str = ",", null: str | None = None
 ) -> Iterator[Rows]:
-    """Yield the rows of a source; the header line does not count.
+    """Yield the rows of a source; the header line is not counted as a row.
 
     Raises:
-        InputProblem: the file is not CSV, or a row has too many or too few columns. The rows before have been yielded.
+        InputProblem: the file is not CSV, or a row has too many or too few columns. The rows before it have been
+            yielded.
     """
     csv.field_size_limit(sys.maxsize)
     text = _Text(source)
@@ -49,7 +50,7 @@ def read_csv(
 
 
 def _fields(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the fields of each row. A separate generator, so that its errors are raised where the caller asks."""
+    """Yield the fields of each row. An error is raised when the caller asks for the row that has it."""
     yield from reader
 
 
@@ -78,13 +79,13 @@ def _said(error: Exception) -> str:
 
 
 class _Text:
-    """The lines of a source as text, with their ends, which are a part of quoted fields."""
+    """The lines of a source as text. They keep their line ends, because a quoted field may contain one."""
 
     def __init__(self, source: Source) -> None:
         self._blocks = source.lines()
         self._waiting: list[bytes] = []
         self.number = 0
-        """The number of the last line."""
+        """The number of the last line that was read."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,6 +1,6 @@
-"""Sends the rows of a feed and enters their results into the ledger; without a transaction.
+"""Sends the rows of a feed without transactions, and enters their results into the ledger.
 
-transactions.py has the same for `--transaction`."""
+transactions.py does the same for `--transaction`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.rows import Rows
 
 STEPS_PER_SECOND = 20
-"""With --rate, records are sent in so many steps a second."""
+"""The number of steps a second in which records are sent with --rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The parts of the records that are the same in all."""
+    """The topic, partition and headers that all records share, and the maximum rate."""
 
     topic: str
     partition: int | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
     rate: float | None = None
-    """The most records a second."""
+    """The maximum number of records a second."""
 
     def complete(self, rows: Rows) -> Rows:
-        """Return rows with these parts."""
+        """Return the rows with the shared partition and headers applied."""
         headers: Any = rows.headers
         if self.headers:
             own = [rows.record(index).headers or [] for index in range(len(rows))]
@@ -42,7 +42,7 @@ class Target:
         )
 
     async def send(self, producer: Producer, rows: Rows) -> Receipt:
-        """Send rows, which are not empty."""
+        """Send rows, which must not be empty."""
         return await producer.send_many(
             self.topic,
             rows.values,
@@ -64,12 +64,12 @@ class Delivery:
         self.target = target
         self.ledger = ledger
         self.problem = ""
-        """Why the run stopped before the end of the input, apart from records that failed."""
+        """Why the run stopped before the end of the input, unless a failed record stopped it."""
         self.code = ExitCode.OK
-        """The exit code of the problem."""
+        """The exit code for `problem`."""
         self._failed = failed
         self._next_at = 0.0
-        """Loop time before which nothing is sent, with --rate."""
+        """The earliest loop time at which the next records may be sent, with --rate."""
         self._sent: asyncio.Queue[tuple[Rows, Receipt | None] | None] = asyncio.Queue()
         self._closing = Closing(producer)
 
@@ -94,7 +94,7 @@ class Delivery:
         await self._closing.wait()
 
     async def parts(self, rows: Rows) -> AsyncIterator[Rows]:
-        """Yield the rows in the parts and at the times that --rate asks for, until the feed is stopped."""
+        """Yield the rows in parts, at the pace of --rate, until the feed is stopped."""
         rate = self.target.rate
         rows = self.target.complete(rows)
         size = len(rows) if rate is None else max(1, int(rate / STEPS_PER_SECOND))

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     UNKNOWN = 3
     """The outcome of at least one record is unknown: it may be in the log."""
     INTERRUPTED = 130
-    """Ctrl-C or SIGTERM, as shells count signals."""
+    """The command was stopped by Ctrl-C or SIGTERM; 130 is what shells report for Ctrl-C."""
 
 
 class CommandError(Exception):
@@ -29,7 +29,7 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """An option, or a combination of options, makes no sense."""
+    """An option, or a combination of options, is not valid."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, ExitCode.USAGE)

@@ -19,7 +19,7 @@ class FailedFile:
         """Check that the file can be written.
 
         Raises:
-            UsageError: it cannot, or it has content: the records of two runs would be mixed.
+            UsageError: the file cannot be written, or is not empty: the records of two runs would be mixed.
         """
         self.path = path
         self._descriptor = -1
@@ -34,7 +34,7 @@ class FailedFile:
         """Append the failed records with their row, error and outcome.
 
         Raises:
-            OSError: they were not written, or only in part.
+            OSError: the records were not written, or not completely.
         """
         lines = [
             record_line(
@@ -55,7 +55,7 @@ class FailedFile:
         """Close the file.
 
         Raises:
-            OSError: its content may not be on the disk.
+            OSError: the content may not have been written to the disk.
         """
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1

@@ -14,11 +14,11 @@ from aioproducer.cli.source import Source
 PIECES_AHEAD = 4
 
 Reader = Callable[[Source, int], Iterator[Rows]]
-"""Yields the rows of a source. The number is that of the rows before it."""
+"""Yields the rows of a source. The number is the count of rows in the sources before it."""
 
 
 class Feed:
-    """The rows of all sources, one after the other. It belongs to one event loop."""
+    """The rows of all sources, one source after the other. A feed belongs to one event loop."""
 
     def __init__(self, sources: list[Source], reader_of: Callable[[Source], Reader], skip: int = 0) -> None:
         """Prepare the feed.
@@ -37,11 +37,11 @@ class Feed:
         self._room = threading.Semaphore(PIECES_AHEAD)
         self._is_complete = False
         self.is_stopped = False
-        """No more rows are handed out, because of Ctrl-C or a failed record."""
+        """Whether `next()` returns no more rows, because of Ctrl-C or a failed record."""
         self.problem: str = ""
-        """Why the input could not be read to its end."""
+        """Why the input could not be read to its end; empty if there was no problem."""
         self.rows_read: int | None = None
-        """The number of rows of the whole input; None until it was read to its end."""
+        """The number of rows that were read; None until reading has ended."""
         self.bytes_read = 0
 
     @property
@@ -51,11 +51,11 @@ class Feed:
         return None if None in sizes else sum(size or 0 for size in sizes)
 
     def start(self) -> None:
-        """Begin to read, in a thread that does not keep the process alive."""
+        """Start reading, in a thread that does not keep the process alive."""
         threading.Thread(target=self._read_all, name="aioproducer input", daemon=True).start()
 
     def stop(self) -> None:
-        """Hand out no more rows."""
+        """End the feed: `next()` returns no more rows."""
         self.is_stopped = True
         self._news.set()
 
@@ -63,7 +63,7 @@ class Feed:
         """Return the next rows; None at the end of the input and after `stop()`.
 
         Raises:
-            TimeoutError: there were none for `timeout` seconds.
+            TimeoutError: no rows arrived within `timeout` seconds.
         """
         while not self.is_stopped:
             if self._pieces:
@@ -79,7 +79,7 @@ class Feed:
         return None
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but not after `stop()`."""
+        """Wait for `seconds`, or until `stop()` is called."""
         end = self._loop.time() + seconds
         while not self.is_stopped and (left := end - self._loop.time()) > 0:
             self._news.clear()

@@ -1,4 +1,4 @@
-"""The figures of a benchmark: rates of what was acknowledged, latencies, processor time."""
+"""The figures of a benchmark: rates of acknowledged records, latencies and processor time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from aioproducer import CloseReport, Delivery
 
 MB = 1024 * 1024
-"""Bytes, as kafka-producer-perf-test counts."""
+"""The bytes in one MB, as kafka-producer-perf-test counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Total:
         return asdict(self)
 
     def text(self) -> str:
-        """Return the last line of kafka-producer-perf-test, and a line about the processor."""
+        """Return the figures in the format of kafka-producer-perf-test's last line, and a line about processor time."""
         text = (
             f"{self.delivered} records delivered, {self.records_per_second:.1f} records/sec "
             f"({self.mb_per_second:.2f} MB/sec)"
@@ -54,10 +54,10 @@ class Total:
 
 
 class Figures:
-    """Collects the figures of one run, which begins now."""
+    """Collects the figures of one run, which begins when the object is created."""
 
     def __init__(self, acknowledged: Callable[[], int]) -> None:
-        """Begin.
+        """Start measuring.
 
         Args:
             acknowledged: returns the number of acknowledged records so far.
@@ -78,7 +78,7 @@ class Figures:
         self._sent_bytes += size
 
     def done_since(self, sent_at: float, clock: Callable[[], float]) -> Callable[[Delivery], None]:
-        """Return a callback that notes the latency of a record, if it was delivered."""
+        """Return a callback that adds the latency of a record if it was delivered."""
 
         def done(delivery: Delivery) -> None:
             if not delivery.cancelled() and delivery.exception() is None:
@@ -87,7 +87,7 @@ class Figures:
         return done
 
     def window(self) -> str:
-        """Return the line of kafka-producer-perf-test about the time since the last such line."""
+        """Return an interim line, as of kafka-producer-perf-test, about the time since the previous one."""
         now, acknowledged = time.perf_counter(), self._acknowledged()
         seconds, count = now - self._window_began, acknowledged - self._acknowledged_before
         latencies = self._latencies[self._window_from :]
@@ -125,5 +125,5 @@ class Figures:
         )
 
     def _mb(self, records: int) -> float:
-        """Return the size of so many values, in MB, by their average."""
+        """Return the size in MB of this many values of average size."""
         return records * self._sent_bytes / self._sent / MB if self._sent else 0.0

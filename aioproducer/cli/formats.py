@@ -1,4 +1,4 @@
-"""The formats of the input: which one a file has, and its reader."""
+"""The formats of the input: how the format of a file is chosen, and which reader it has."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Shape:
     """How the input becomes records."""
 
     form: Format | None
-    """None: each file by its name."""
+    """The format of all files; None to choose it by each file's name."""
     lines: LineFormat
     columns: Columns
     delimiter: str | None
 
     def check(self, sources: list[Source]) -> None:
-        """Raise UsageError for options that the format of a source does not have."""
+        """Raise UsageError for options that the format of a source does not support."""
         formats = {self.format_of(source) for source in sources}
         if formats & {"parquet", "arrow"}:
             check_pyarrow()
@@ -93,5 +93,5 @@ FORMATS = {
 
 
 def format_of(name: str) -> str:
-    """Return the format that the end of a file's name stands for; "lines" if it stands for none."""
+    """Return the format for a file name's extension; "lines" if the extension is not in FORMATS."""
     return FORMATS.get(Path(name).suffix.lower(), "lines")

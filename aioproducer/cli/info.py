@@ -12,7 +12,7 @@ from aioproducer.cli.screen import Screen
 from aioproducer.cli.settings import Given, new_producer
 
 LIBRARIES = ("typer", "rich", "pyarrow", "cryptography", "httpx", "gssapi", "pyspark")
-"""The distributions of extras; describe() has those of every installation."""
+"""The packages of the extras; describe() reports those of every installation."""
 
 
 def info(

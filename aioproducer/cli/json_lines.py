@@ -1,4 +1,4 @@
-"""Rows from JSON lines: one JSON value in each line; and the format of the file of failed records."""
+"""Rows from JSON lines (one JSON value in each line), and the format of the file of failed records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aioproducer.cli.source import Source
 
 
 def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[Rows]:
-    """Yield the rows of a source. Blank lines count, but have no record. Without columns the line itself is the value.
+    """Yield the rows of a source. Blank lines count as rows, but have no record. If no column is named, the value is
+    the line itself.
 
     Raises:
-        InputProblem: a line is not valid JSON, or does not have the fields that it should have. The rows before it have
-            been yielded.
+        InputProblem: a line is not valid JSON, or lacks a column that is named. The rows before it have been yielded.
     """
 
     def record(line: bytes, value: Any) -> Record:
@@ -36,7 +36,7 @@ def read_records(source: Source, before: int) -> Iterator[Rows]:
     """Yield the rows of a file that `--failed` wrote: objects with value, key, headers, timestamp and partition.
 
     Raises:
-        InputProblem: as `read_json_lines`.
+        InputProblem: as in `read_json_lines`.
     """
 
     def record(_: bytes, row: Any) -> Record:
@@ -55,7 +55,7 @@ def read_records(source: Source, before: int) -> Iterator[Rows]:
 
 
 def record_line(record: Record, **facts: Any) -> bytes:
-    """Return the line of one record for the format that `read_records` reads, with further facts."""
+    """Return one record as a line that `read_records` can read, with additional fields."""
     row: dict[str, Any] = {"value": _encoded(record.value)}
     if record.key is not None:
         row["key"] = _encoded(record.key)

@@ -1,4 +1,4 @@
-"""The ledger of a run: counts records by their result, and knows the row up to which everything is settled."""
+"""The ledger of a run: counts records by their result, and finds the row up to which every record is settled."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from aioproducer.cli.rows import Rows
 
 
 class Ledger:
-    """The results so far. Rows arrive in their order, each with all its results.
+    """The results of a run so far. Rows are entered in the order of the input, with the results of all their records.
 
-    A record is delivered if a broker has acknowledged it and, in a transaction, the commit was acknowledged.
+    A record counts as delivered if a broker has acknowledged it and, in a transaction, also the commit.
     """
 
     def __init__(self, skip: int = 0) -> None:
         self.delivered = 0
         self.failed = 0
-        """Certainly not in the log, or in an aborted transaction."""
+        """Records that are certainly not in the log, or that are in an aborted transaction."""
         self.unknown = 0
-        """May be in the log."""
+        """Records that may be in the log."""
         self.saved = 0
         """Records of `failed` and `unknown` that are in the file of failed records."""
         self.through = skip
-        """Every record up to this row is delivered, or is in the file of failed records."""
+        """The last row up to which every record is delivered or in the file of failed records."""
         self.delivered_later = 0
-        """Records behind `through` that are delivered."""
+        """Delivered records in rows after `through`."""
         self.first_error = ""
         self._is_gapless = True
 
     @property
     def has_gap(self) -> bool:
-        """Whether a record was neither delivered nor saved, so that the run must stop."""
+        """Whether a record was neither delivered nor saved. If so, the run must stop."""
         return not self._is_gapless
 
     def settle(self, rows: Rows, errors: Mapping[int, BaseException], *, saved: bool) -> None:
-        """Enter the results of rows.
+        """Enter the results of `rows`.
 
         Args:
-            rows: they follow those of the last call.
-            errors: the error of each record that was not delivered, by its index.
-            saved: the failed records are in the file of failed records.
+            rows: the rows that follow those of the previous call.
+            errors: the error of each record that was not delivered, by the record's index.
+            saved: whether the failed records are in the file of failed records.
         """
         unknown = sum(outcome_of(error) is Outcome.UNKNOWN for error in errors.values())
         self.delivered += len(rows) - len(errors)
@@ -68,6 +68,6 @@ class Ledger:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """Return whether the record may be in the log; UNKNOWN for errors that do not say it."""
+    """Return whether the record may be in the log; UNKNOWN if the error has no outcome."""
     outcome = getattr(error, "outcome", Outcome.UNKNOWN)
     return outcome if isinstance(outcome, Outcome) else Outcome.UNKNOWN

@@ -1,4 +1,4 @@
-"""Rows from lines of text: a value each, or a key and a value."""
+"""Rows from lines of text: each line is a value, or a key and a value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_lines(source: Source, before: int, form: LineFormat) -> Iterator[Rows]:
     """Yield the rows of a source.
 
     Args:
-        before: the number of rows of the files before this one.
+        before: the number of rows in the files before this one.
     """
     for lines in source.lines():
         numbers = range(before + 1, before + 1 + len(lines))

@@ -1,4 +1,4 @@
-"""The entry point `aioproducer`: it says what to install if the extra `cli` is missing."""
+"""The entry point `aioproducer`. If the extra `cli` is not installed, it names the missing package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGES = ("typer", "rich")
 
 
 def main() -> int:
-    """Run the command of sys.argv and return the exit code."""
+    """Run the command that sys.argv names and return the exit code."""
     try:
         try:
             from aioproducer.cli.app import run

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SettingsFile = Annotated[
         "-F",
         "--config",
         metavar="FILE",
-        help="A properties file with settings by the names of Java's clients or of librdkafka. The place for secrets.",
+        help="A properties file with the setting names of the Java clients or librdkafka. Put secrets here.",
         show_default=False,
         rich_help_panel=CLUSTER,
     ),
@@ -37,7 +37,7 @@ Settings = Annotated[
         "-X",
         "--set",
         metavar="KEY=VALUE",
-        help="One more setting, which wins over the file. Repeatable. Not for secrets: other users can see it.",
+        help="One more setting, which overrides the file. Repeatable. Not for secrets: other users can see it.",
         show_default=False,
         rich_help_panel=CLUSTER,
     ),

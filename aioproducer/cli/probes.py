@@ -1,4 +1,4 @@
-"""The probes of one address, from the name to a connection that brokers accept; each is a step of the check."""
+"""The probes of one address, from resolving its name to an authenticated connection; each is a step of the check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aioproducer.security.tls import certificate_name, handshake_error
 from aioproducer.types import Node
 
 CLOSE_TO_EXPIRY = 30
-"""Days before the end of a certificate at which it needs attention."""
+"""The number of days before its expiry from which a certificate needs attention."""
 DAY = 86400.0
 
 
@@ -37,7 +37,7 @@ class Prober:
 
         Args:
             node: a bootstrap address, or a broker with the address that it advertises.
-            advice: what to do if the address cannot be reached; by default about bootstrap addresses.
+            advice: what to do if the address cannot be reached; by default, advice about bootstrap addresses.
         """
         if not await self._resolve(node, advice) or not await self._dial(node, advice):
             return None
@@ -95,7 +95,7 @@ class Prober:
                 "TCP",
                 f"{node.host}:{node.port}: {why}",
                 advice
-                or "start the broker, or correct the port; listeners= in the broker's settings has its ports",
+                or "start the broker, or correct the port; listeners= in the broker's settings lists its ports",
             )
             return False
         self._list.passed("TCP", f"connected in {(time.perf_counter() - began) * 1000:.1f} ms")
@@ -103,7 +103,7 @@ class Prober:
         return True
 
     async def _shake_hands(self, node: Node) -> bool:
-        """Do a TLS handshake of our own, to show the certificate."""
+        """Do a separate TLS handshake, to show the broker's certificate."""
         try:
             async with asyncio.timeout(self._timeout):
                 _, writer = await asyncio.open_connection(
@@ -120,7 +120,7 @@ class Prober:
             return False
         except (OSError, TimeoutError) as error:
             why = _reason(error) or f"no answer to the handshake within {self._timeout:g} s"
-            self._list.failed("TLS", why, "is this a listener of PLAINTEXT or SASL_PLAINTEXT?")
+            self._list.failed("TLS", why, "is this a PLAINTEXT or SASL_PLAINTEXT listener?")
             return False
         session: ssl.SSLObject = writer.get_extra_info("ssl_object")
         self._show_certificate(session)
@@ -145,7 +145,7 @@ class Prober:
 
 
 def described(certificate: Any) -> str:
-    """Return the names, the issuer and the end of a certificate as `getpeercert()` returns it."""
+    """Return the names, the issuer and the expiry of a certificate in the format of `getpeercert()`."""
     names = [name for _, name in certificate.get("subjectAltName", ())]
     issuer = [value for part in certificate.get("issuer", ()) for _, value in part]
     return f"for {', '.join(names) or 'no name'} by {', '.join(issuer)}, until {certificate['notAfter']}"
@@ -165,7 +165,7 @@ def _identity(config: ProducerConfig) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's text for an error, also if asyncio has put its own around it; "" for a time-out."""
+    """Return the system's text for an error, even if asyncio has replaced it with its own; "" for a timeout."""
     if isinstance(error, TimeoutError) and not getattr(error, "errno", None):
         return ""
     number = getattr(error, "errno", None)
@@ -177,4 +177,4 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     try:
         await writer.wait_closed()
     except OSError:
-        pass  # the peer was faster; the probe has succeeded
+        pass  # the peer closed first; the probe has succeeded anyway

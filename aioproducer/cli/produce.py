@@ -1,4 +1,4 @@
-"""`aioproducer produce`: the records of files or of standard input."""
+"""`aioproducer produce`: sends the records of files or of standard input."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def produce(
         typer.Option(
             "--format",
             "-f",
-            help="Format of the input. Default: by the end of the file's name, otherwise lines. "
+            help="Format of the input. Default: by the file name extension, otherwise lines. "
             "records: what --failed has written.",
             show_default=False,
             rich_help_panel=IN_INPUT,
@@ -78,7 +78,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="CHARACTER",
-            help="Between the columns of CSV. Default: a comma.",
+            help="Separator between the columns of CSV. Default: a comma (a tab for .tsv).",
             show_default=False,
             rich_help_panel=IN_INPUT,
         ),
@@ -93,7 +93,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column that is the value. Default: all columns without an option, as a JSON object.",
+            help="Column that is the value. Default: all columns that no option names, as a JSON object.",
             show_default=False,
             rich_help_panel=IN_COLUMNS,
         ),
@@ -130,7 +130,7 @@ def produce(
         bool,
         typer.Option(
             "--keep",
-            help="Keep the columns with an option in the JSON value, too.",
+            help="Also keep the columns that an option names in the JSON value.",
             rich_help_panel=IN_COLUMNS,
         ),
     ] = False,
@@ -175,7 +175,7 @@ def produce(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write records that were not delivered there and go on. Without it the first one ends the run.",
+            help="Write failed records to this file and continue. Without it, the first failed record ends the run.",
             show_default=False,
             rich_help_panel=IN_DELIVERY,
         ),
@@ -185,7 +185,7 @@ def produce(
         typer.Option(
             min=0,
             metavar="N",
-            help="Do not send the first N rows: continue a run that ended early.",
+            help="Skip the first N rows, to continue a run that ended early.",
             show_default=False,
             rich_help_panel=IN_INPUT,
         ),
@@ -196,7 +196,7 @@ def produce(
     """Send lines, JSON lines, CSV, Parquet or Arrow data, and wait until every record is acknowledged.
 
     If a run ends early, it prints the last row up to which everything is
-    acknowledged (with --transaction, committed). --skip continues behind it.
+    acknowledged (with --transaction, committed). --skip continues after it.
     Without --transaction this can create duplicates, because later records
     may be in the log already.
     """

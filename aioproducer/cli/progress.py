@@ -1,4 +1,4 @@
-"""The progress bar of a run, on a terminal only."""
+"""The progress bar of a run. It is shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.screen import Screen
 
 PERIOD = 0.1
-"""Seconds between two pictures."""
+"""Seconds between two updates of the progress bar."""
 
 
 @asynccontextmanager

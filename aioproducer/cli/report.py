@@ -14,7 +14,7 @@ from aioproducer.errors import counted
 
 
 class Report:
-    """Made when a run begins, written when it has ended."""
+    """The report of one run. It is created when the run begins, and written when the run has ended."""
 
     def __init__(self, screen: Screen, delivery: Delivery, failed: FailedFile | None) -> None:
         self._screen = screen
@@ -64,7 +64,7 @@ class Report:
         }
 
     def _is_complete(self) -> bool:
-        """Whether the whole input was read and every record is delivered or saved."""
+        """Whether the whole input was read and every record was delivered or saved."""
         feed, ledger = self._delivery.feed, self._delivery.ledger
         return not feed.problem and feed.rows_read is not None and ledger.through >= feed.rows_read
 
@@ -77,7 +77,7 @@ class Report:
         return delivery.problem or delivery.feed.problem or delivery.ledger.first_error or None
 
     def _lines(self, code: ExitCode) -> Iterator[tuple[str, str]]:
-        """Yield the lines with their styles."""
+        """Yield the lines of the report, each with its style."""
         ledger, target = self._delivery.ledger, self._delivery.target
         seconds = time.monotonic() - self._began
         done = "committed" if self._is_transactional else "delivered"
@@ -90,7 +90,7 @@ class Report:
         if ledger.failed:
             yield f"  {_records(ledger.failed)} not {done}", ""
         if ledger.unknown:
-            yield f"  {_records(ledger.unknown)} may be in the log or not: the outcome is unknown", ""
+            yield f"  {_records(ledger.unknown)} may or may not be in the log: the outcome is unknown", ""
         if problem := self._problem():
             yield f"  {problem}", ""
         if not self._is_complete() and not self._skips_too_much():
@@ -111,7 +111,7 @@ class Report:
             "",
         )
         if ledger.delivered_later or ledger.unknown:
-            yield "  Later records are or may be in the log already; continuing can create duplicates.", ""
+            yield "  Later records are, or may be, in the log already; continuing can create duplicates.", ""
 
     @property
     def _is_transactional(self) -> bool:

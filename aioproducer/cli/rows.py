@@ -1,4 +1,4 @@
-"""Rows: a piece of the input as columns of records, with the number of the input row of each record."""
+"""Rows: part of the input in columnar form, with the input row number of each record."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 
 class InputProblem(Exception):
-    """The input cannot be read from some row on. The text names the file and the row."""
+    """The input cannot be read beyond a certain row. The text names the file and the row."""
 
 
 class Record(NamedTuple):
-    """The parts of one record, as `send` takes them."""
+    """The parts of one record, as `send` accepts them."""
 
     value: Any = None
     key: Any = None
@@ -23,10 +23,10 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Columns for `send_many`: lists, or Arrow data. All have the same length; a column that is None is absent."""
+    """Columns for `send_many`: lists or Arrow data, all of the same length. An absent column is None."""
 
     numbers: Sequence[int]
-    """The number of the input row of each record, from 1 over all files, ascending."""
+    """The input row number of each record, ascending. Rows are counted from 1 across all files."""
     last: int
     """The number of the last input row that was read, which may have no record (a blank line)."""
     values: Any
@@ -35,7 +35,7 @@ class Rows:
     timestamps: Any = None
     partitions: Any = None
     bytes_read: int = 0
-    """Bytes of the input up to the end of these rows."""
+    """The number of input bytes up to the end of these rows."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -53,7 +53,7 @@ class Rows:
         )
 
     def without(self, skip: int) -> Rows:
-        """Return the records behind input row number `skip`."""
+        """Return the records after input row number `skip`."""
         start = next((index for index, number in enumerate(self.numbers) if number > skip), len(self))
         return self.part(start, len(self)) if start < len(self) else _empty(self)
 

@@ -1,6 +1,6 @@
-"""The screen: what a command writes. Results go to standard output, all else to standard error.
+"""The output of a command: results go to standard output, everything else to standard error.
 
-A stream that is closed early (`| head`) ends the output and not the command."""
+If a stream is closed early (`| head`), its output ends, but the command continues."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rich.text import Text
 
 
 class _Console(Console):
-    """A console that goes on without a word after its stream was closed."""
+    """A console that silently discards its output after its stream was closed."""
 
     def on_broken_pipe(self) -> None:
-        """Write to nowhere from now on; the interpreter would complain at its end otherwise."""
+        """Discard all further output. Otherwise the interpreter would report an error when it exits."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
@@ -34,24 +34,24 @@ class Screen:
         self.as_json = as_json
         self.out = _Console(highlight=False)
         self.err = _Console(stderr=True, highlight=False)
-        # Words are wrapped on a terminal only: in a pipe a message is one line, for grep.
+        # Lines are wrapped only on a terminal: in a pipe, each message stays on one line, for grep.
         self.out.soft_wrap = not self.out.is_terminal
         self.err.soft_wrap = not self.err.is_terminal
         is_unicode = (self.err.encoding or "").lower().startswith("utf")
         self.tick, self.cross, self.arrow = ("✓", "✗", "→") if is_unicode else ("ok:", "FAILED:", "->")
 
     def result(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
-        """Write a line of the result for people, of texts with or without a style; nothing with --json."""
+        """Write one line of the human-readable result, made of texts and (text, style) pairs. Skip it with --json."""
         if self.as_json:
             return
         if indent and self.out.is_terminal:
-            # The lines of a text that is wrapped are indented, too.
+            # Padding also indents the continuation lines of a wrapped text.
             self.out.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
         else:
             self.out.print(Text.assemble(" " * indent, *parts))
 
     def json(self, value: Any) -> None:
-        """Write the result for programs: one line of JSON."""
+        """Write the machine-readable result: one line of JSON."""
         self.out.print(Text(json.dumps(value, ensure_ascii=not self._is_utf8, default=str)), soft_wrap=True)
 
     @property
@@ -67,29 +67,29 @@ class Screen:
         self.err.print(Text.assemble(("warning: ", "yellow"), text))
 
     def say_waiting(self) -> None:
-        """Say what the first Ctrl-C has done, and what the second one does."""
-        self.say("Waiting for the results of the records that were sent; Ctrl-C again ends at once.")
+        """Say what the first Ctrl-C has done, and what a second one will do."""
+        self.say("Waiting for the results of the records that were sent; press Ctrl-C again to stop at once.")
 
     def fail(self, text: str) -> None:
-        """Write the reason why the command failed to standard error."""
+        """Write to standard error why the command failed."""
         self.err.print(Text.assemble((f"{self.cross} ", "bold red"), text))
 
     def show_log(self, verbosity: int, *, without_v: int = logging.WARNING) -> None:
-        """Show the library's log: with -v information, with -vv everything, else from the level `without_v` on."""
+        """Show the library's log: from INFO with -v, from DEBUG with -vv, otherwise from the level `without_v`."""
         log = logging.getLogger("aioproducer")
         log.setLevel([without_v, logging.INFO, logging.DEBUG][min(verbosity, 2)])
         log.addHandler(_ToScreen(self))
         log.propagate = False
 
     def waiting(self, text: str) -> AbstractContextManager[object]:
-        """Show, on a terminal, that something is being waited for, until the end of the block."""
+        """Show `text` with a spinner until the end of the block. Without a terminal, show nothing."""
         console = self.out if self.out.is_terminal and not self.as_json else self.err
         if not console.is_terminal or console.is_dumb_terminal:
             return nullcontext()
         return console.status(text)
 
     def flush(self) -> None:
-        """Write what is still in the buffers.
+        """Flush standard output and standard error.
 
         Raises:
             OSError: a stream cannot be written, for example because the disk is full.

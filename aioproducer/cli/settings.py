@@ -1,4 +1,4 @@
-"""The settings of a command's producer: the environment, then -F, then -X and -b; each wins over those before it."""
+"""The settings of a command's producer: the environment, then -F, then -X and -b; each overrides those before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aioproducer.settings.names import key_named
 from aioproducer.settings.table import SETTINGS
 
 ENVIRONMENT = "AIOPRODUCER_"
-"""The names of environment variables that are settings begin with this."""
+"""The prefix of the environment variables that are settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
 
     Args:
         given: the user's options.
-        screen: a password in -X is warned of there.
-        fixed: keywords that the command itself sets; they win over all others.
+        screen: shows a warning if -X contains a password.
+        fixed: settings of the command itself, which override all others.
 
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one.
@@ -54,7 +54,7 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
     if given.servers is not None:
         overrides["bootstrap_servers"] = given.servers
     entries = _entries(given)
-    # The values are bytes already. A file of a Java program often names serializers.
+    # The values are already bytes, so serializers, which a Java program's file often names, are switched off.
     given_names = {_setting(entry) for entry in entries} | set(overrides)
     plain = dict.fromkeys(given_names & {"key_serializer", "value_serializer"})
     return Producer._from(entries, overrides | plain | fixed)
@@ -89,7 +89,7 @@ def _pairs(settings: Iterable[str]) -> dict[str, str]:
 
 
 def warn_of_secrets(settings: Iterable[str], screen: Screen) -> None:
-    """Warn of each secret among `-X key=value`."""
+    """Warn about each secret that `-X key=value` contains."""
     for name in _pairs(settings):
         key = key_named(name)
         if key is not None and key.setting and SETTINGS[key.setting].hides_value:

@@ -13,37 +13,37 @@ from aioproducer.cli.rows import InputProblem
 
 READ_SIZE = 1024 * 1024
 LONGEST_LINE = 256 * 1024 * 1024
-"""In bytes. A longer one is not text, or has another end of line."""
+"""The maximum length of a line in bytes. A longer line is probably not text, or has other line ends."""
 
 
 @dataclass(slots=True)
 class Source:
-    """An open file. Reading never waits for more than there is, so that rows of a slow pipe are sent at once."""
+    """An open file. A read returns as soon as there is any data, so rows from a slow pipe are sent at once."""
 
     name: str
-    """As the user wrote it; "standard input" for -."""
+    """The name as the user wrote it; "standard input" for -."""
     descriptor: int
     size: int | None
-    """In bytes; None for a pipe or a terminal."""
+    """The size in bytes; None for a pipe or a terminal."""
     bytes_read: int = 0
     rest: bytearray = field(default_factory=bytearray)
     """The beginning of a line whose end has not been read yet."""
 
     def read(self) -> bytes:
-        """Return the next bytes, b"" at the end. Blocks until there are some.
+        """Return the next bytes, or b"" at the end of the file. Block until there are some.
 
         Raises:
-            OSError: the file cannot be read on.
+            OSError: the file cannot be read any further.
         """
         data = os.read(self.descriptor, READ_SIZE)
         self.bytes_read += len(data)
         return data
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield the lines without their ends, as many at a time as one read returned.
+        """Yield lists of lines without their line ends; each list has the lines that one read completed.
 
         Raises:
-            OSError: the file cannot be read on. The lines before have been yielded.
+            OSError: the file cannot be read any further. The lines before have been yielded.
             InputProblem: a line is longer than LONGEST_LINE.
         """
         while data := self.read():
@@ -63,7 +63,7 @@ class Source:
 
 
 def open_sources(names: list[str]) -> list[Source]:
-    """Open all files, standard input for "-" or if there is none.
+    """Open all files. Open standard input for "-", or if `names` is empty.
 
     Raises:
         UsageError: a file cannot be opened, or standard input is named twice.

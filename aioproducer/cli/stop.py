@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks a command to come to an end, the second ends it at once."""
+"""Handles Ctrl-C and SIGTERM: the first signal asks a command to finish; the second stops it immediately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.count = 0
-        """How many signals have arrived."""
+        """The number of signals since `calling()` was last entered."""
         self._steps: tuple[Callable[[], None], ...] = ()
 
     @contextmanager
@@ -35,7 +35,7 @@ class Stop:
 
     @contextmanager
     def calling(self, *steps: Callable[[], None]) -> Iterator[None]:
-        """Call the first function at the first signal, and so on; the last one at each further signal."""
+        """During the block, call one function at each signal, in order; further signals repeat the last one."""
         before, self._steps = self._steps, steps
         self.count = 0
         try:

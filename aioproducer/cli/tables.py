@@ -1,4 +1,4 @@
-"""Rows from Parquet files and Arrow streams, as Arrow columns: no Python object for each row unless JSON is made."""
+"""Rows from Parquet files and Arrow streams, as Arrow columns. Only JSON and headers need Python objects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from aioproducer.cli.source import Source
 
 ROWS_AT_ONCE = 10_000
 MAGIC = b"ARROW1"
-"""The first bytes of an Arrow file; a stream has none."""
+"""The first bytes of an Arrow file; a stream does not begin with them."""
 OWN_COLUMNS = {"key", "value", "headers", "timestamp", "partition"}
-"""The names that send_many knows. A table that has only these is sent as it is."""
+"""The column names that match send_many. A table that has only such columns is sent as it is."""
 
 
 def check_pyarrow() -> None:
@@ -30,7 +30,7 @@ def read_parquet(source: Source, before: int, columns: Columns) -> Iterator[Rows
     """Yield the rows of a Parquet file.
 
     Raises:
-        InputProblem: it is not a Parquet file, or is damaged, or a column is missing or of a useless type.
+        InputProblem: the file is not a Parquet file or is damaged, or a column is missing or has an unsuitable type.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -49,7 +49,7 @@ def read_arrow(source: Source, before: int, columns: Columns) -> Iterator[Rows]:
     """Yield the rows of an Arrow file (also Feather version 2) or an Arrow stream.
 
     Raises:
-        InputProblem: as `read_parquet`.
+        InputProblem: as in `read_parquet`.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Sends the rows of a feed in transactions: what is committed is in the log whole, and nothing else is delivered."""
+"""Sends the rows of a feed in transactions. Only records of committed transactions count as delivered."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aioproducer.cli.rows import Rows
 
 MOST_RECORDS = 10_000
 LONGEST = 10.0
-"""A transaction is committed after so many records or seconds."""
+"""A transaction is committed after MOST_RECORDS records or LONGEST seconds."""
 MOST_COMMITS = 3
-"""How often a commit is repeated that was not answered. Each attempt takes up to max_block_ms."""
+"""The maximum number of attempts for a commit that is not answered. Each attempt takes up to max_block_ms."""
 PARTING = 2.0
 """Seconds that the abort of an open transaction may take after the second Ctrl-C."""
 
@@ -35,7 +35,7 @@ class TransactionalDelivery(Delivery):
         """Send all rows and commit them."""
         self._parts: list[tuple[Rows, Receipt | None]] = []
         self._count = 0
-        """The records of the open transaction."""
+        """The number of records in the open transaction."""
         self._ends_at = 0.0
         """Loop time at which the open transaction is committed."""
         self._work = asyncio.create_task(self._send_all(), name="aioproducer transactions")
@@ -46,7 +46,7 @@ class TransactionalDelivery(Delivery):
                 raise
             unknown = self._is_committing
             self._fail_all(
-                CommitOutcomeUnknownError("the commit was not answered when the command was ended")
+                CommitOutcomeUnknownError("the command was ended before the commit was answered")
                 if unknown
                 else _aborted("the command was ended before the commit")
             )
@@ -97,7 +97,7 @@ class TransactionalDelivery(Delivery):
             receipt = await self.target.send(self.producer, rows)
         except KafkaError as error:
             if error.requires_abort:
-                self._parts.append((rows, None))  # a record of this transaction was rejected, or will be
+                self._parts.append((rows, None))  # a record of this transaction was or will be rejected
             else:
                 self.stop_for(error)
             await self._abort(error)
@@ -145,7 +145,7 @@ class TransactionalDelivery(Delivery):
         """Abort the open transaction. None of its records is delivered.
 
         Args:
-            error: why, unless a record of it has failed.
+            error: the reason; None if the reason is that a record failed.
         """
         errors = [await _errors_of(receipt) for _, receipt in self._parts]
         numbered = [
@@ -160,7 +160,7 @@ class TransactionalDelivery(Delivery):
             try:
                 await self.producer.abort_transaction()
             except KafkaError as failure:
-                # Not committed all the same: the brokers abort it after its time-out.
+                # The transaction is still not committed: the brokers abort it after its timeout.
                 self.stop_for(failure)
         self._fail_all(_aborted(f"its transaction was aborted because of another record: {cause}"), errors)
 
@@ -182,7 +182,7 @@ def _aborted(text: str) -> TransactionAbortedError:
 
 
 def _final(error: BaseException) -> BaseException:
-    """Return the error of a record whose transaction was not committed; read_committed consumers do not see it."""
+    """Return the error of a record whose transaction was not committed. read_committed consumers do not see it."""
     if (
         isinstance(error, CommitOutcomeUnknownError)
         or getattr(error, "outcome", None) is Outcome.NOT_PERSISTED

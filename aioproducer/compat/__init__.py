@@ -1,1 +1,1 @@
-"""Producers with the calls of other clients, for code that was written for them."""
+"""Producers with the methods of other clients, for code that was written for those clients."""

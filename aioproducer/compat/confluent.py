@@ -1,7 +1,7 @@
-"""Producers that take what confluent-kafka's producer takes: a dict of settings, text, dict headers, list offsets.
+"""Producers with confluent-kafka's arguments: settings in a dict, values as str, headers in a dict, offsets in a list.
 
-Callbacks (`produce(on_delivery=)`) and `poll` are not here: `send` returns a future. docs/from-confluent-kafka.md shows
-how code changes."""
+They have neither callbacks (`produce(on_delivery=)`) nor `poll`: `send` returns a future. docs/from-confluent-kafka.md
+shows how to change the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AnyHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes 
 """Headers as a dict or as a list, with bytes or text."""
 
 PARTITION_UA = -1
-"""librdkafka's "any partition"."""
+"""librdkafka's number for "any partition"."""
 
 
 class Offset(Protocol):
@@ -42,7 +42,7 @@ class Offset(Protocol):
 
     @property
     def offset(self) -> int:
-        """The offset of the next record to read. A negative one stands for no offset."""
+        """The offset of the next record to read. A negative value means that there is none."""
 
 
 Offsets = Iterable[Offset] | Mapping[Any, Any]
@@ -55,15 +55,15 @@ class Producer(AsyncProducer):
             await producer.send("orders", "text", key="42", headers={"source": "web"})
 
     Args:
-        config: settings by the names of librdkafka, Java or aioproducer.
-        settings: as `aioproducer.Producer`; they win over `config`.
+        config: settings under the names of librdkafka, Java or aioproducer.
+        settings: settings as for `aioproducer.Producer`; they take precedence over `config`.
 
-    A record's value, key and header values may be str, which is encoded as UTF-8; a str for a serializer is passed on.
-    Headers may be a dict. partition=-1 leaves the choice to the partitioner. The default partitioner is librdkafka's,
-    "consistent_random", so that keys stay in their partitions.
+    A record's value, key and header values may be str, which is encoded as UTF-8; a serializer receives the str
+    itself. Headers may be a dict. partition=-1 leaves the choice to the partitioner. The default partitioner is
+    librdkafka's, "consistent_random", which keeps keys in their partitions.
 
     Raises:
-        ConfigError: as `aioproducer.Producer.from_config`.
+        ConfigError: as in `aioproducer.Producer.from_config`.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
@@ -131,16 +131,16 @@ class Producer(AsyncProducer):
             offsets: a list of confluent_kafka.TopicPartition, such as `consumer.position(consumer.assignment())`, or a
                 mapping as for `aioproducer.Producer`. Negative offsets, such as OFFSET_INVALID, are left out, as in
                 librdkafka.
-            group_id: what `consumer.consumer_group_metadata()` returns, a ConsumerGroupMetadata, or the group's id.
+            group_id: the result of `consumer.consumer_group_metadata()`, a ConsumerGroupMetadata, or the group's id.
 
         Raises:
-            Others as `aioproducer.Producer.send_offsets_to_transaction`.
+            The errors of `aioproducer.Producer.send_offsets_to_transaction`.
         """
         await super().send_offsets_to_transaction(_offsets(offsets), group_id)
 
 
 class BlockingProducer(blocking.Producer):
-    """`aioproducer.blocking.Producer` with confluent-kafka's arguments, as `Producer` has them.
+    """`aioproducer.blocking.Producer` with the same confluent-kafka arguments as `Producer`.
 
     with BlockingProducer({"bootstrap.servers": "localhost:9092"}) as producer:
         producer.send("orders", "text", key="42").result()
@@ -166,7 +166,7 @@ class BlockingProducer(blocking.Producer):
         timeout: float | None = None,
     ) -> blocking.Delivery:
         """Put a record into the buffer and return its delivery; see `aioproducer.blocking.Producer.send`."""
-        # Converted before it is queued: only a record of bytes is queued without a wait.
+        # Convert the record before it is queued: only a record of bytes is queued without waiting.
         record = _record(self, topic, value, key, partition, timestamp_ms, headers)
         return super().send(*record, timeout=timeout)
 
@@ -183,7 +183,7 @@ def _record(
     timestamp_ms: int | None,
     headers: Any,
 ) -> Record:
-    """Return the arguments of `aioproducer.Producer.send`. Its checks reject what is not converted here."""
+    """Return the arguments for `aioproducer.Producer.send`, which rejects those that are invalid."""
     config = producer.config
     if type(value) is str and config.value_serializer is None:
         value = value.encode()
@@ -207,9 +207,9 @@ def _offsets(offsets: Any) -> Mapping[TopicPartition, OffsetAndMetadata]:
     found = {}
     for one in offsets:
         if not hasattr(one, "offset") or not hasattr(one, "partition"):
-            raise InvalidRecordError(f"offsets: {one!r} has no topic, partition and offset")
+            raise InvalidRecordError(f"offsets: {one!r} does not have a topic, a partition and an offset")
         if isinstance(one.offset, int) and one.offset < 0:
-            continue  # a logical offset
+            continue  # a logical offset, such as OFFSET_INVALID
         epoch, metadata = getattr(one, "leader_epoch", None), getattr(one, "metadata", None)
         found[TopicPartition(one.topic, one.partition)] = OffsetAndMetadata(
             one.offset, metadata or "", -1 if epoch is None else epoch

@@ -1,4 +1,4 @@
-"""Waiting for the next of many changes."""
+"""Lets tasks wait for the next change of a state that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts this package's own tasks, and runs calls that may block forever in threads."""
+"""Starts this package's own tasks, and uses threads for calls that may hang."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def ended(task: asyncio.Future[Any]) -> asyncio.CancelledError | None:
 
 
 async def all_ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Wait for these tasks to end, no matter how often the caller is cancelled; then raise its cancellation."""
+    """Wait for these tasks to end, no matter how often the caller is cancelled; then raise the last cancellation."""
     cancelled: asyncio.CancelledError | None = None
     for task in tasks:
         cancelled = await ended(task) or cancelled
@@ -47,11 +47,12 @@ async def all_ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 class Threads:
-    """Threads for calls that may hang: file access, the user's functions, a key distribution centre.
+    """Threads for calls that may hang: file access, the user's functions, Kerberos.
 
     The loop's default executor is not used, because the application needs it for its own calls. At most `most` calls
-    run at the same time. A call that hangs counts even after its caller was cancelled, and further calls wait for it.
-    No thread delays the exit of the interpreter. An instance belongs to the loop on which it is first used.
+    run at the same time. A call that hangs still counts after its caller was cancelled, and further calls may have to
+    wait for it. No thread delays the exit of the interpreter. An instance belongs to the loop on which it is first
+    used.
     """
 
     def __init__(self, most: int = 1) -> None:

@@ -20,7 +20,7 @@ LAST_WAIT = 0.1
 
 
 class DaemonThreads(Executor):
-    """Daemon threads that are started when needed, at most `most` of them."""
+    """Up to `most` daemon threads, each started when it is needed."""
 
     def __init__(self, most: int, name: str, initializer: Callable[[], None] | None = None) -> None:
         self.most = most
@@ -71,7 +71,7 @@ class DaemonThreads(Executor):
                     self._idle += 1
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more work. The threads end after the queued jobs, with `cancel_futures` after the running ones."""
+        """Accept no more work. The threads end after the queued jobs; with `cancel_futures`, after the running ones."""
         with self._lock:
             self._is_shut_down = True
             if cancel_futures:
@@ -91,7 +91,7 @@ class DaemonThreads(Executor):
                 job[0].cancel()
 
     def ended(self, seconds: float) -> bool:
-        """Wait for the threads after shutdown(); return whether they have ended."""
+        """After shutdown(), wait up to `seconds` for the threads to end. Return whether they have ended."""
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))

@@ -9,9 +9,9 @@ CLOCK_SLACK = 0.001
 
 
 class WakeUp:
-    """An asyncio.Event for a single waiting task, which may also set a deadline.
+    """An event like asyncio.Event, for a single waiting task, which may also set a deadline.
 
-    An existing timer is kept if it is early enough: a timer for each sleep would cost more than an occasional
+    An existing timer is kept if it is early enough: a new timer for each sleep would cost more than an occasional
     unnecessary wake-up.
     """
 
@@ -39,9 +39,9 @@ class WakeUp:
         self._is_set = False
 
     async def sleep(self, until: float | None = None) -> None:
-        """Wait until the event is set. It is set at the latest when the loop's time is `until`."""
+        """Wait until the event is set. If nothing sets it earlier, a timer sets it at the loop time `until`."""
         if self._is_set:
-            # Waiting for a completed future would not yield to the loop, and others must run between two passes.
+            # Waiting for a completed future would not yield to the loop, and other tasks must run between two passes.
             await asyncio.sleep(0)
             return
         if until is not None and (self._timer is None or self._timer_at > until + CLOCK_SLACK):
@@ -52,7 +52,7 @@ class WakeUp:
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # Not earlier than the resolution of every loop's clock allows.
+        # At least CLOCK_SLACK ahead, because a loop may run a nearer timer immediately.
         self._timer_at = max(when, self._loop.time() + CLOCK_SLACK)
         self._timer = self._loop.call_at(self._timer_at, self._ring)
 

@@ -1,4 +1,4 @@
-"""Pauses between attempts that failed: exponential and limited."""
+"""Computes the pauses after failed attempts, which grow exponentially up to a limit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ JITTER = 0.2
 """The fraction by which each back-off is randomly longer or shorter, so that clients do not all reconnect together."""
 
 FAST_RETRY = (0.02, 1.0)
-"""Seconds; the first and the longest pause while a broker finishes what usually takes milliseconds, such as the markers
-of the previous transaction. It can take much longer while a leader is down."""
+"""The first and the longest pause in seconds while a broker finishes a task that usually takes milliseconds, such as
+writing the markers of the previous transaction. The task can take much longer while a leader is down."""
 
 
 def exponential(base: float, maximum: float, failures: int) -> float:

@@ -1,4 +1,4 @@
-"""What is known of one broker across its connections: failures in a row, back-off, the last error.
+"""The state of one broker across its connections: failures in a row, back-off, the last error.
 
 Brokers decides when to connect; nothing here does I/O or reads a clock."""
 
@@ -65,7 +65,7 @@ class BrokerEntry:
 
     @property
     def is_ready(self) -> bool:
-        connection = self.connection  # read once, since metrics() may run in another thread; so below
+        connection = self.connection  # here and below: read once, as metrics() may run in another thread
         return connection is not None and connection.state is ConnectionState.READY
 
     @property
@@ -79,7 +79,7 @@ class BrokerEntry:
 
     @property
     def progress(self) -> str:
-        """The step that the current attempt to connect is waiting for, as a text."""
+        """The step that the current attempt to connect is waiting for, as text."""
         attempt = self.attempt
         return "not connected yet" if attempt is None or self.connection is not None else attempt.progress
 
@@ -117,7 +117,7 @@ class BrokerEntry:
         return described
 
     def connected(self, connection: Connection, now: float) -> None:
-        """Use a connection that has been established."""
+        """Start to use a connection that has been established."""
         self.connection = connection
         self.ready_since = now
         self.failed_setups = 0
@@ -129,15 +129,17 @@ class BrokerEntry:
         self.last_error = None
 
     def setup_failed(self, connection: Connection) -> None:
-        """Count a connection that could not be established; `lost` follows."""
+        """Count a connection that could not be established. The caller then also calls `lost`."""
         self.failed_setups += 1
         self.hang_ups = self.hang_ups + 1 if connection.hung_up_on_versions else 0
         if self.failing_since is None:
             self.failing_since = self.dialing_since
 
     def disconnected(self, now: float, lasting: float) -> None:
-        """Forget the connection, which was closed. If it existed for `lasting` seconds, earlier failures no longer
-        count."""
+        """Forget the connection, which was closed.
+
+        If it was ready for at least `lasting` seconds, earlier failures no longer count.
+        """
         self.connection = None
         if now - self.ready_since >= lasting:
             self.failures = 0
@@ -151,7 +153,7 @@ class BrokerEntry:
 
     @property
     def error(self) -> KafkaError | None:
-        """The reason why there is no connection; None if there is one, or no attempt yet."""
+        """The reason why there is no connection; None if there is one or none has been attempted."""
         error = self.last_error
         if error is None and self.is_connecting:
             return BrokerConnectionError(f"{self.node}: {self.progress}", written=False)
@@ -172,7 +174,7 @@ def address_of(node: Node, address_filter: AddressFilter | None) -> tuple[str, i
     """Return the address to connect to: the setting `address_filter` may map or reject an advertised address.
 
     Raises:
-        BrokerConnectionError: it rejects the address, raises an exception, or returns anything else.
+        BrokerConnectionError: the filter rejects the address, raises an exception, or returns an invalid value.
     """
     if address_filter is None or node.node_id < 0:
         return node.host, node.port

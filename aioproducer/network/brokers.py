@@ -1,4 +1,4 @@
-"""Node id -> Connection: connects with back-off, routes requests, closes connections that are no longer needed.
+"""Manages the connections to all brokers: connects with back-off, routes requests by node id, closes connections.
 
 The sender calls `ready`, which never waits; metadata uses `request_any`. Each change sets the sender's wake-up event;
 there are no callbacks."""
@@ -38,14 +38,14 @@ from aioproducer.security.login import Login
 from aioproducer.types import Node
 
 REFUSED_BACKOFF_MAX = 10.0
-"""Seconds; the longest pause between attempts while a broker rejects our credentials. More attempts could lock the
-account."""
+"""The longest pause in seconds between attempts while a broker rejects our credentials. More frequent attempts could
+lock the account."""
 
 WARNING_PERIOD = 10.0
 """Seconds between two log lines about brokers that stay unreachable."""
 
 TRY_ANOTHER_AFTER = 0.5
-"""Seconds after which another broker is tried in parallel to a connection attempt, for requests to any broker."""
+"""For requests to any broker: seconds without a connection after which another broker is tried in parallel."""
 
 
 class Brokers:
@@ -66,7 +66,7 @@ class Brokers:
         self._former: dict[int, BrokerEntry] = {}
         """The nodes that the last replacement removed."""
         self._departing: list[Connection] = []
-        """Connections that are no longer handed out, until their sockets are closed."""
+        """Connections that are no longer handed out, and whose sockets are not closed yet."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._changes = Changes()
         self._rotation = core.random.randrange(1 << 16)
@@ -86,12 +86,12 @@ class Brokers:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes to connect to. Like describe() and reasons(), it may be read in any thread: hence the copies."""
+        """The nodes to connect to. Like describe() and reasons(), it copies the entries, so any thread may read it."""
         return [entry.node for entry in list(self._entries.values())]
 
     @property
     def is_bootstrapping(self) -> bool:
-        """True if the nodes are the bootstrap addresses, so no cluster is known."""
+        """True while the nodes are the bootstrap addresses and not the brokers of a cluster."""
         return any(node_id < 0 for node_id in self._entries)
 
     def rebootstrap(self) -> None:
@@ -154,7 +154,7 @@ class Brokers:
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
             # The sender has records for a broker that may be gone; its partitions may have new leaders now or
-            # soon. No wake-up, or the sender would loop forever: each new snapshot makes it call `ready`
+            # soon. There is no wake-up, or the sender would loop: each new snapshot makes it call `ready`
             # again.
             self.update_wanted = True
         return None
@@ -169,8 +169,8 @@ class Brokers:
 
         A time is returned during back-off, while the broker throttles, and while a connection attempt takes long.
 
-        `since` is a loop time from before `ready` returned None. With a later time, a throttle that ended in between
-        would be missed, and no event would follow.
+        `since` must be a loop time from before the call of `ready`. With a later time, a throttle that ended in
+        between would be missed, and no event would follow.
         """
         entry = self._entries.get(node_id)
         if entry is None:
@@ -297,7 +297,7 @@ class Brokers:
             if node_id is not None and self._entries[node_id].is_ready:
                 return await self._first_answer(message, deadline, version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
-                raise refusal  # other brokers would respond the same, and more attempts could lock the account
+                raise refusal  # other brokers would reply the same, and more attempts could lock the account
             self._connect_any(now)
             if all(
                 entry.connection is None and entry.task is None and entry.losses > losses.get(node_id, 0)
@@ -311,7 +311,7 @@ class Brokers:
     async def _first_answer(
         self, message: Message, deadline: float, version_ceiling: int | None
     ) -> tuple[Node, Any]:
-        """Ask a ready broker, and the next one if it is silent for HEDGE_AFTER seconds; return the first response."""
+        """Ask ready brokers, one every HEDGE_AFTER seconds, until one responds; return the first response."""
         loop = asyncio.get_running_loop()
         asked: dict[Connection, asyncio.Future[Any]] = {}
 
@@ -409,7 +409,7 @@ class Brokers:
         return self._newest_features.features.get(name, 0)
 
     def forget_features(self) -> None:
-        """Keep only the reports of open connections: the cluster was replaced, and its feature epochs start again."""
+        """Keep only the reports of open connections. In a new cluster, the epochs of the features start again."""
         self._newest_features = BrokerVersions({})
         for entry in self._entries.values():
             if entry.connection is not None:
@@ -446,7 +446,7 @@ class Brokers:
         return "; ".join(entry.reason for entry in list(self._entries.values()))
 
     def errors(self) -> dict[str, KafkaError]:
-        """The last connection error of each unreachable broker, keyed by "host:port"."""
+        """Return the last connection error of each unreachable broker, keyed by "host:port"."""
         errors = ((entry.node, entry.error) for entry in self._entries.values())
         return {f"{node.host}:{node.port}": error for node, error in errors if error is not None}
 
@@ -477,7 +477,7 @@ class Brokers:
         start = self._rotation % len(entries) if entries else 0
         return entries[start:] + entries[:start]
 
-    # Connecting and losing
+    # Connecting, and losing connections
 
     def _connect(self, entry: BrokerEntry) -> None:
         loop = asyncio.get_running_loop()
@@ -586,7 +586,7 @@ class Brokers:
         """Log the first failure of each broker, and then one failure every 10 s while any broker stays unreachable."""
         since = ""
         if entry.failures > 1:
-            # Before the first metadata, another line says every 10 s why no broker has answered.
+            # Before the first metadata, another log line says every 10 s why no broker has answered.
             if not self._has_known_cluster or now - self._warned_at < WARNING_PERIOD:
                 self._log.debug("%s; next attempt in %.3g s at the earliest", error, pause)
                 return
@@ -605,7 +605,7 @@ class Brokers:
         self._changes.announce()
 
     async def close(self) -> None:
-        """Close all connections; requests in flight fail. On return all tasks have ended, all sockets are closed."""
+        """Close all connections; requests in flight fail. On return, all tasks have ended and sockets are closed."""
         self._is_closed = True
         tasks = list(self._tasks)
         for task in tasks:

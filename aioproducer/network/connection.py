@@ -1,6 +1,6 @@
-"""One broker's socket, from the dial to the close: TLS, versions, authentication; what its errors mean.
+"""A connection to one broker: opens the socket, does the TLS handshake, negotiates versions, authenticates.
 
-request_stream.py has the requests and responses on it."""
+request_stream.py contains the requests and responses on it."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ TLS_PROBE_TIMEOUT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The properties in which one attempt to connect differs from others."""
+    """The parameters that differ between attempts to connect."""
 
     address: tuple[str, int] | None = None
-    """The address to connect to instead of the node's."""
+    """The address to connect to; None for the node's own address."""
     passed_over: int = 0
-    """The number of the name's addresses that are tried after all others."""
+    """The number of addresses, from the first one of the host name, that are tried after all others."""
     first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     """The version of the first ApiVersions request."""
     setup_timeout: float | None = None
-    """Seconds for each set-up step, by default the setting's; request_timeout also limits responses during set-up."""
+    """The time limit of each set-up step in seconds; None for the configured one. `request_timeout` also limits each
+    response during set-up."""
     renew_at: float = 0.85
     """The fraction of a session's lifetime after which the connection re-authenticates."""
 
@@ -59,7 +60,8 @@ DEFAULT_ATTEMPT = Attempt()
 class Connection(RequestStream):
     """A connection to one broker. `on_change` is called with it whenever `can_send` may have changed.
 
-    Brokers creates one for each attempt to connect: a closed connection stays closed. It belongs to one event loop.
+    Brokers creates a new connection for each attempt to connect, since a closed connection stays closed. A connection
+    belongs to one event loop.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Connection(RequestStream):
         Args:
             node: the broker: its id, negative for a bootstrap address, and the name that its certificate must match.
             config: the settings.
-            attempt: how this attempt to connect differs from others.
+            attempt: the parameters of this attempt to connect.
             on_change: called with the connection whenever `can_send` may have changed.
             metrics: the counters to update.
             hooks: the hooks to call for requests.
@@ -90,7 +92,7 @@ class Connection(RequestStream):
         self._login = login or Login(config)
         self._setup_timeout = attempt.setup_timeout or config.socket_connection_setup_timeout
         self._answer_timeout = min(self._setup_timeout, config.request_timeout)
-        """Seconds for each response of the handshake, TLS included."""
+        """The time limit of each response during the handshake in seconds, TLS included."""
         self._authentication = Authentication(
             self._login, self, host=node.host, timeout=self._setup_timeout, renew_at=attempt.renew_at
         )
@@ -100,7 +102,7 @@ class Connection(RequestStream):
         """Correlation id of the first request after the handshake."""
 
     async def connect(self) -> None:
-        """Open the socket, shake hands, authenticate. If it is cancelled, nothing stays open.
+        """Open the socket, do the handshake, and authenticate. If the call is cancelled, nothing stays open.
 
         Each step is limited by the set-up timeout, and each response also by `request_timeout`.
 
@@ -115,10 +117,10 @@ class Connection(RequestStream):
         await self.authenticate()
 
     async def reach(self) -> None:
-        """Do the part of `connect` that precedes authentication: open the socket, agree on TLS keys and versions.
+        """Do the first part of `connect`: open the socket, do the TLS handshake, and negotiate versions.
 
         Raises:
-            KafkaError: as `connect`.
+            KafkaError: the same errors as `connect`.
         """
         try:
             self._wire = wire = await self._dial()
@@ -129,13 +131,13 @@ class Connection(RequestStream):
             self.versions = await learn_versions(self._ask_versions, self, self._attempt.first_asked)
             self._advance(ConnectionState.AUTHENTICATING)
         except GeneratorExit:
-            raise  # discarded together with its loop: nothing can be awaited
+            raise  # the coroutine is discarded with its loop: nothing can be awaited
         except BaseException as error:
             await self._give_up(error)
             raise
 
     async def authenticate(self) -> None:
-        """Do the second part of `connect`, after `reach`: authenticate. The connection is ready for use afterwards."""
+        """Do the second part of `connect`: authenticate. The connection is ready for use afterwards."""
         try:
             if self._login.uses_sasl:
                 authentication = self._authentication
@@ -145,7 +147,7 @@ class Connection(RequestStream):
             self._first_request = self._correlation_id + 1
             self._advance(ConnectionState.READY)
         except GeneratorExit:
-            raise  # discarded together with its loop: nothing can be awaited
+            raise  # the coroutine is discarded with its loop: nothing can be awaited
         except BaseException as error:
             await self._give_up(error)
             raise
@@ -171,7 +173,7 @@ class Connection(RequestStream):
     async def _dial(self) -> Wire:
         make_wire: Callable[[asyncio.AbstractEventLoop], Wire] = partial(Wire, on_drained=self._drained)
         if self._login.uses_tls:
-            # Before the socket is opened: certificate files may have to be read, and the peer should not wait for it.
+            # Certificate files are read before the socket is opened, so that the peer does not wait for them.
             context = await self._tls_context()
             make_wire = partial(
                 TlsWire,
@@ -201,8 +203,10 @@ class Connection(RequestStream):
             ) from error
 
     def _is_advertised_in_vain(self, error: BrokerConnectionError) -> bool:
-        """Return whether the broker advertises an address that cannot be meant for this machine: a name that is unknown
-        here, or the broker's own machine, although the bootstrap addresses are elsewhere."""
+        """Return whether the broker advertises an address that is useless to this machine.
+
+        That is an unknown name, or a loopback address if the bootstrap servers are on other machines.
+        """
         servers = self._config.bootstrap_servers
         is_mapped = self._address != (self.node.host, self.node.port)  # by address_filter
         if self.node.node_id < 0 or is_mapped or self._address in servers:
@@ -215,7 +219,7 @@ class Connection(RequestStream):
         self._opened_at = self._loop.time()
 
     async def _tls_context(self) -> ssl.SSLContext:
-        """Return the TLS context. Reading its files may hang (network, busy threads), so the set-up timeout applies."""
+        """Return the TLS context. Reading its files may hang (network drive, busy threads), so a timeout applies."""
         try:
             async with asyncio.timeout(self._setup_timeout):
                 return await self._login.tls_context()
@@ -273,9 +277,9 @@ class Connection(RequestStream):
             self._shut(BrokerConnectionError(f"{self}: re-authentication failed; the connection was closed"))
 
     async def _reauthenticate(self, mechanism: Mechanism) -> None:
-        """Re-authenticate. No other request is written until it is complete: brokers would reject it (KIP-368).
+        """Re-authenticate. Until then, no other request is written, because brokers would reject it (KIP-368).
 
-        Responses to earlier requests arrive first, in their order.
+        Responses to earlier requests arrive first, in order.
         """
         used = self.last_used
         self._move(ConnectionState.REAUTHENTICATING)
@@ -286,11 +290,11 @@ class Connection(RequestStream):
             self._move(ConnectionState.READY)
             self.on_change(self)
 
-    # How far it is, and what its errors mean
+    # Progress, and hints for error texts
 
     @property
     def unanswered_for(self) -> float:
-        """Seconds since opening the socket began, until the broker answers ApiVersions; 0.0 otherwise."""
+        """The seconds since opening the socket began, while the broker has not answered ApiVersions; otherwise 0.0."""
         is_waiting = self.state in (
             ConnectionState.CONNECTING,
             ConnectionState.TLS,
@@ -305,7 +309,7 @@ class Connection(RequestStream):
 
     @property
     def security(self) -> str:
-        """The version and the cipher of TLS, or "plain text"."""
+        """The TLS version and cipher, or "plain text"."""
         return "plain text" if self._wire is None else self._wire.security
 
     @property
@@ -335,7 +339,7 @@ class Connection(RequestStream):
         return " during the handshake: is this a Kafka broker's port, and does security_protocol match its listener?"
 
     def _hint_of_sasl(self) -> str:
-        """Return a hint: a SASL listener answers ApiVersions, and closes the connection on the next request."""
+        """Return a hint if the listener may require SASL: it answered ApiVersions, then closed the connection."""
         first = self._in_flight[0] if self._in_flight else None
         if self._login.uses_sasl or first is None or first.correlation_id != self._first_request:
             return ""

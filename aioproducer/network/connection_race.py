@@ -19,7 +19,7 @@ HEAD_START = 1.0
 """Seconds without a response to ApiVersions after which a second connection is opened in parallel to the first."""
 
 Make: TypeAlias = Callable[[int], Connection]
-"""Creates the connection with the given number: 0 is the first one, second connections are numbered from 1."""
+"""A function that creates a connection, given its number: 0 for the first one, 1, 2, ... for the parallel ones."""
 
 
 class _Attempt:
@@ -51,10 +51,10 @@ async def first_to_answer(first: Connection, make: Make, pause: float) -> Connec
     The first connection may use its whole set-up time; if it fails, the attempt fails with its error. The second one
     is opened after HEAD_START and replaced by a new one every `pause` seconds, so there are never more than two.
 
-    If it is cancelled, nothing stays open.
+    If the call is cancelled, nothing stays open.
 
     Raises:
-        KafkaError: as `Connection.reach`.
+        KafkaError: the same errors as `Connection.reach`.
     """
     begun = _Attempt(first)
     attempts = [begun]
@@ -73,7 +73,7 @@ async def first_to_answer(first: Connection, make: Make, pause: float) -> Connec
                 number += 1
                 attempts[1:] = [_Attempt(make(number))]
     except GeneratorExit:
-        raise  # discarded together with its loop: nothing can be awaited
+        raise  # the coroutine is discarded with its loop: nothing can be awaited
     except BaseException:
         await _stop(attempts)
         raise

@@ -1,4 +1,4 @@
-"""Opens the socket to a broker: by a race of all addresses of the host name, or by the user's connector.
+"""Opens the socket to a broker, either by a race between all addresses of the host name or with the user's connector.
 
 uvloop's `create_connection` has no `happy_eyeballs_delay`, so the race (RFC 8305) is implemented here."""
 
@@ -27,7 +27,7 @@ ATTEMPT_DELAY = 0.25
 MakeWire: TypeAlias = Callable[[asyncio.AbstractEventLoop], Wire]
 
 Connector: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
-"""An async callable that takes (host, port) and returns a connected socket, e.g. through a proxy."""
+"""An async callable that takes (host, port) and returns a connected socket, e.g. one through a proxy."""
 
 
 async def dial(
@@ -44,10 +44,10 @@ async def dial(
     """Connect to the address of `host` that answers first, within `timeout` seconds including name resolution.
 
     The addresses are tried in the resolver's order, alternating between address families; each has a head start on the
-    next. Addresses that `address_filter` rejects are skipped. The first `passed_over` of the others are tried last,
-    since an address that accepts connections may still be unusable. A connector resolves the name itself if it needs
-    to, and its addresses are not filtered. `on_open` is called when the name is resolved, or when the connector has
-    returned. If `dial` is cancelled, nothing stays open.
+    next. Addresses that `address_filter` rejects are skipped. The first `passed_over` of the remaining addresses are
+    tried last, since an address that accepts connections may still be unusable. A connector resolves the name itself
+    if it needs to, and its addresses are not filtered. `on_open` is called when the name has been resolved or the
+    connector has returned. If `dial` is cancelled, nothing stays open.
 
     Raises:
         BrokerConnectionError: no address answered; the text gives the reason for each.
@@ -142,7 +142,7 @@ async def _race(
             running = [attempt for attempt in running if not attempt.done()]
         await _discard(attempts, winner)
     except GeneratorExit:
-        raise  # discarded together with its loop: nothing can be awaited
+        raise  # the coroutine is discarded with its loop: nothing can be awaited
     except BaseException:
         await _discard(attempts, None)
         raise
@@ -178,7 +178,7 @@ async def shake_hands(wire: Wire, who: object, timeout: float) -> None:
     Raises:
         TlsError: a certificate is rejected, or the peer does not speak TLS.
         BrokerConnectionError: the connection was lost.
-        RequestTimedOutError: it took longer than `timeout` seconds.
+        RequestTimedOutError: the handshake took longer than `timeout` seconds.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -200,7 +200,7 @@ async def answers_tls(
     address_filter: ResolvedAddressFilter | None,
     passed_over: int,
 ) -> bool:
-    """Return whether the port answers a TLS ClientHello. Not every TLS port sends an alert on plain-text bytes.
+    """Return whether the port answers a TLS ClientHello. Not every TLS port answers plain text with an alert.
 
     The ClientHello contains no host name and no secret. The connection is closed after the first bytes of the answer.
     """

@@ -29,13 +29,13 @@ class BrokerVersions:
         """The level of each finalized feature, by name, e.g. transaction.version: 2."""
         self.features_epoch = features_epoch
         self.of: Callable[..., int] = cache(lambda api_key, ceiling=None: negotiate(api_key, ranges, ceiling))
-        """Called with an API and optionally a ceiling, returns the version for its requests, at most the ceiling.
+        """A function that takes an API and optionally a ceiling, and returns the version to use for its requests.
 
         Raises UnsupportedVersionError if client and broker have no version in common."""
 
     @property
     def described(self) -> str:
-        """The ranges of the APIs that this client uses, as a text."""
+        """The version ranges of the APIs that this client uses, as text."""
         used = ((api, self.ranges.get(api)) for api in CLIENT_VERSIONS)
         return "; ".join(f"{api.name} {known.min}-{known.max}" for api, known in used if known is not None)
 
@@ -64,7 +64,8 @@ async def learn_versions(
         # negotiation can't continue forever.
         answer = await ask(request, max(0, min(_newest(answer), asked - 1)))
     elif asked < FIRST_WITH_FEATURES <= _newest(answer):
-        # The first version was low because earlier connections were closed: the features would stay unknown.
+        # The first request had a low version, because the broker closed earlier connections on a higher one.
+        # Without a second request, the features would stay unknown.
         answer = await ask(request, FIRST_WITH_FEATURES)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is not Action.SUCCEED:
         name = error_name(answer.error_code)
@@ -92,7 +93,7 @@ def _newest(answer: ApiVersionsResponse) -> int:
 
 @cache
 def _own_version() -> str:
-    """Return our version in the characters that brokers accept: letters, digits, dots and hyphens (KIP-511)."""
+    """Return our version, with only the characters that brokers accept (KIP-511): letters, digits, dots, hyphens."""
     try:
         text = version("aioproducer")
     except PackageNotFoundError:

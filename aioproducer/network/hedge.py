@@ -1,4 +1,4 @@
-"""Sends one request to several brokers, one after the other while they do not respond, and uses the first response."""
+"""Sends one request to one broker after another until a broker responds, and uses the first response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def first_answer(ask_another: Callable[[], asyncio.Future[T] | None]) -> asyncio.Future[T]:
-    """Return the first future that has a result; if all of them failed, the first one.
+    """Return the first future that has a result, or the first one created if all of them failed.
 
     Cancelling `first_answer` cancels all of the futures.
 

@@ -1,4 +1,4 @@
-"""A response so large that it is decoded in slices, so that the event loop can run other tasks in between.
+"""A large response, which is decoded in slices so that the event loop can run other tasks in between.
 
 Connection creates it and continues with the next frame; the task that waits for the response decodes it."""
 

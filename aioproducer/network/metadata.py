@@ -33,12 +33,12 @@ from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
 from aioproducer.protocol.outcomes import TOPIC_ERRORS, Action, decide
 
 STEPS_AT_ONCE = 250
-"""Partitions of a response that are merged before other tasks can run: one or two milliseconds."""
+"""The number of partitions that are merged before other tasks can run; they take one or two milliseconds."""
 
 START_PERIOD = 10.0
 """Seconds between two log lines while start() waits for a broker."""
 SHORTEST_PAUSE = 0.005
-"""The minimum number of seconds between two requests, even if the back-off is 0: a request may fail without waiting."""
+"""The minimum number of seconds between two requests, even if the back-off is 0: a request may fail at once."""
 
 
 class Metadata:
@@ -78,7 +78,7 @@ class Metadata:
         self._refreshed_at = float("-inf")
         self._not_before = 0.0
         self._fruitless = 0
-        """The number of refreshes in a row that failed or contained no news."""
+        """The number of refreshes in a row that failed or changed nothing."""
         self._failing_since: float | None = None
         self._closed: KafkaError | None = None
 
@@ -93,7 +93,7 @@ class Metadata:
         self._wanted[name] = asyncio.get_running_loop().time() if now is None else now
 
     def ask_for(self, name: str) -> None:
-        """Request a topic soon, without the known topics if it is new or unknown; the cluster may then create it."""
+        """Request a topic soon. A request for new or unknown topics omits the known ones, and may create the topics."""
         if name not in self._wanted:
             self._new[name] = None
         elif self.topic(name) is None:
@@ -206,8 +206,10 @@ class Metadata:
                     del self._waiters[name]
 
     def _raise_for(self, name: str) -> None:
-        """Raise errors that waiting cannot resolve. Call it only right after a response: the next send may
-        succeed."""
+        """Raise the error of a topic if waiting cannot resolve it.
+
+        Call this only right after a response: a later `send` may succeed.
+        """
         info = self.cluster.topics.get(name)
         if info is None or decide(ApiKey.METADATA, info.error).action is not Action.FAIL:
             return
@@ -252,7 +254,7 @@ class Metadata:
         """Wait for the first snapshot of the cluster. The `run` task may or may not be running.
 
         Raises:
-            BootstrapError: no bootstrap server answered by `deadline`, a loop time, or all of them failed with errors
+            BootstrapError: no bootstrap server answered by `deadline` (a loop time), or all of them failed with errors
                 that are not retriable.
             UnsupportedVersionError: the brokers are too old.
             AuthenticationError: a broker rejects our credentials, or we reject its certificate.
@@ -290,13 +292,14 @@ class Metadata:
     def _reasons(self) -> str:
         """Return why no bootstrap server has returned metadata."""
         reasons = self._brokers.reasons()
-        # A broker that closes the connection on each request is connected or connecting most of the time.
+        # A broker that closes the connection on each request is usually connected or connecting, so `reasons` does not
+        # contain its error.
         if self.last_error is not None and len(self._brokers.errors()) < len(self._brokers.nodes):
             reasons += f"; the last request failed: {self.last_error}"
         return reasons
 
     def expect_first_update(self, deadline: float = math.inf) -> None:
-        """Log every 10 s why there is no snapshot of the cluster yet; `deadline` is when start() gives up."""
+        """Log every 10 s why there is no snapshot of the cluster yet; start() gives up at `deadline`."""
         loop = asyncio.get_running_loop()
         self._start_timer = loop.call_later(START_PERIOD, self._still_waits, loop.time(), deadline)
 
@@ -311,7 +314,7 @@ class Metadata:
         now = loop.time()
         if self.version or deadline - now < 1:
             return  # start() succeeds, or raises an error with the same reasons
-        end = f"giving up in {deadline - now:.0f} s (max_block_ms)" if deadline < math.inf else "trying on"
+        end = f"giving up in {deadline - now:.0f} s (max_block_ms)" if deadline < math.inf else "still trying"
         self._log.warning("no broker has answered for %.0f s, %s: %s", now - began, end, self._reasons())
         self._start_timer = loop.call_later(START_PERIOD, self._still_waits, began, deadline)
 
@@ -373,7 +376,7 @@ class Metadata:
             await self._take(response, names)
         except KafkaError as error:
             self._update_requested |= not is_partial
-            # The log has a line about each broker that cannot be reached.
+            # The log already has a line about each broker that was lost.
             self._failed(error, is_known=self._brokers.lost > lost)
         except Exception as error:
             self._log.exception("a metadata response could not be handled")
@@ -400,12 +403,12 @@ class Metadata:
         patience = self._config.request_timeout
         if self._failing_since is not None and self._may_rebootstrap():
             left = self._failing_since + self._config.metadata_recovery_rebootstrap_trigger - now
-            # At least one second, for a broker that is merely slow.
+            # Wait at least one second, since the broker may be merely slow.
             patience = min(patience, max(left, 1.0))
         return patience
 
     def _forget_idle(self) -> None:
-        """Forget the topics that were not written to for metadata_max_idle (KIP-526)."""
+        """Forget the topics that have not been written to for metadata_max_idle (KIP-526)."""
         before = asyncio.get_running_loop().time() - self._config.metadata_max_idle
         idle = [name for name, used in self._wanted.items() if used < before and name not in self._waiters]
         if idle:

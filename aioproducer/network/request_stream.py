@@ -35,28 +35,28 @@ from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
 
 HIGH_WATER = 1024 * 1024
-"""Unsent bytes at which no more batches are drained for this broker, until all of the bytes have been sent."""
+"""If a broker has this many unsent bytes, no more batches are drained for it until all of them have been sent."""
 
 NEARBY_LATENCY = 0.001
-"""Seconds. A broker with a lower smoothed latency is nearby: a request that waits until half of the in-flight limit is
-free is delayed by about this much at most."""
+"""Seconds. A broker with a lower smoothed latency is nearby: waiting until half of the in-flight limit is free
+delays a request to it by about this much at most."""
 
 THROTTLE_PERIOD = 10.0
-"""Seconds between two log lines about the throttling by one broker."""
+"""Seconds between two log lines about throttling by the same broker."""
 MAX_THROTTLE = 60.0
 """Seconds. A longer throttle time is reduced to this value (the field can express 24 days)."""
 
 LATE_TIMER = 0.1
 """Seconds. If a deadline timer fires later than this, the event loop was blocked: responses may be waiting unread in
-the socket, so they are given some more time to be read."""
+the socket, so the event loop gets some more time to read them."""
 
 _API_NAMES = {int(api): api.name for api in ApiKey}
 Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
-"""Called with the response, or with None and the error."""
+"""A callback that gets the response, or None and the error."""
 
 
 class _InFlight:
-    """A request that was written and waits for its response (with acks=0: until its bytes have been sent)."""
+    """A request that was written and waits for its response, or with acks=0 until its bytes have been sent."""
 
     __slots__ = (
         "answered",
@@ -95,7 +95,7 @@ class _InFlight:
 
 
 class RequestStream:
-    """The requests of a connection. Opening it, and the handshake, are in the subclass Connection."""
+    """The requests and responses of a connection. The subclass Connection opens the socket and does the handshake."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class RequestStream:
         # changed by _move() only
         self.state = ConnectionState.CONNECTING
         self._closed_in = ConnectionState.CLOSED
-        """The state before CLOSED."""
+        """The state that preceded CLOSED."""
         self.error: KafkaError | None = None
         """The reason why the connection was closed; None for an orderly close (idle, drained)."""
         self.versions = BrokerVersions({})
-        """Set by the handshake."""
+        """The API versions of the broker, which the handshake sets."""
         # the socket
         self._wire: Wire | None = None
         self._reader_task: asyncio.Task[None] | None = None
@@ -131,9 +131,8 @@ class RequestStream:
         self._most_in_flight = config.max_in_flight_requests_per_connection
         self.reports_room = False
         """True from the moment the in-flight limit is reached until half of it is free (nearby brokers) or one slot is
-        free (others). `on_change` reports that room, so that a response alone is no reason to wake the sender.
-        Otherwise each response would trigger a request of its own, which costs a turn of the loop and a system
-        call."""
+        free (others). At that point, `on_change` is called. Other responses do not wake the sender: otherwise each
+        response would trigger a request of its own, which costs a turn of the loop and a system call."""
         self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
@@ -164,7 +163,7 @@ class RequestStream:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that were written and are not answered yet."""
+        """The number of requests that were written and have not been answered yet."""
         return len(self._in_flight) + len(self._leaving)
 
     @property
@@ -204,8 +203,8 @@ class RequestStream:
 
         Args:
             timeout: seconds until the response must be complete; after that, the connection is closed.
-            version_ceiling: the highest version that fits the message.
-            expects_response: False for acks=0: the result is None once the bytes have left the transport.
+            version_ceiling: the highest version in which the message may be encoded.
+            expects_response: False for acks=0; the result is then None, set when the bytes have left the transport.
             answered: also called with the response, in the turn of the loop in which it arrives (a callback of the
                 future would run one turn later). Never called before `request` has returned.
             in_slices: the result may be a LargeAnswer, which is decoded in slices.
@@ -281,7 +280,7 @@ class RequestStream:
         return future
 
     def _drained(self) -> None:
-        """Handle the event that all written bytes have been passed to the kernel."""
+        """Continue after all written bytes have been passed to the kernel."""
         if self.state is ConnectionState.CLOSED or not (self._congested or self._leaving):
             return
         self._congested = False
@@ -292,7 +291,7 @@ class RequestStream:
         self._close_if_drained()
 
     def _has_left(self, entry: _InFlight) -> None:
-        """Complete a request without a response: its bytes have been passed to the kernel."""
+        """Complete a request that gets no response, since its bytes have been passed to the kernel."""
         if not entry.future.done():
             entry.future.set_result(None)
         if entry.answered is not None:
@@ -301,7 +300,7 @@ class RequestStream:
     # Responses
 
     def _read_responses(self, data: bytes) -> None:
-        """Handle received bytes: all responses that are now complete, in this turn of the loop."""
+        """Handle all responses that the received bytes complete, in this turn of the loop."""
         try:
             for frame in self._frames.feed(data, self._frame_limit):
                 self._receive(frame)
@@ -342,7 +341,7 @@ class RequestStream:
             response = request.answer(entry.version, frame, entry.correlation_id)
         else:
             response = self._decoded(request, entry, frame)
-        # Not earlier: if the response is malformed, its request stays in the deque and fails with the others.
+        # The request is removed only now, so that it fails with the others if its response is malformed.
         self._in_flight.popleft()
         metrics = self._metrics
         self.last_used = now = self._loop.time()
@@ -381,7 +380,7 @@ class RequestStream:
         return decode_response(request.Response, entry.version, frame, entry.correlation_id)
 
     def _is_unasked(self, frame: bytes) -> bool:
-        """Return True for the response to a request with acks=0: some brokers (Azure Event Hubs) send one."""
+        """Return whether this is a response to a request with acks=0: some brokers (Azure Event Hubs) send one."""
         if not self._unanswered or len(frame) < 4:
             return False
         correlation_id = int.from_bytes(frame[:4])
@@ -515,7 +514,7 @@ class RequestStream:
             self._timer = None
         if self._session_task is not None and self._session_task is not asyncio.current_task():
             self._session_task.cancel()
-        # Read before the transport discards its buffer: a request that is entirely in the buffer was never sent.
+        # Read `left` before the transport discards its buffer: a request that is entirely in it was never sent.
         left = 0
         if self._wire is not None:
             left = self._wire.left

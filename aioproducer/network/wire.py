@@ -1,4 +1,4 @@
-"""The streams of one socket: receives bytes, sends segments, and reports when all of them have been sent.
+"""Receives bytes from one socket, sends segments, and reports when all of them have been sent.
 
 TLS is done here with an SSLObject, since asyncio's own TLS layer keeps a second buffer and can't report which bytes of
 which request have been sent."""
@@ -14,43 +14,44 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 LONE_SEGMENT = 64 * 1024
-"""Bytes. A segment of at least this size is written separately instead of being joined with others by a copy."""
+"""Bytes. A segment of at least this size is written separately instead of being copied together with others."""
 
 MOST_SEGMENTS = 1024
 """The maximum number of segments in one system call (IOV_MAX)."""
 
 AT_ONCE = 4 * 1024 * 1024
-"""The maximum number of bytes written in one turn of the loop: the transport copies (or TLS encrypts) the bytes that
-the kernel does not accept. Several times the size of a socket buffer."""
+"""The maximum number of bytes written in one turn of the loop, because the transport copies (or TLS encrypts) the bytes
+that the kernel does not accept. The value is several times the size of a socket buffer."""
 
 TLS_RECORD = 16 * 1024
 """The maximum size of a TLS record, in bytes."""
 
 
 class Wire(asyncio.StreamReaderProtocol):
-    """The streams of one socket: receives bytes, sends segments, and calls `on_drained` when all have been sent."""
+    """Owns one open socket: receives bytes, sends segments, and calls `on_drained` when all are sent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_drained: Callable[[], None] | None = None) -> None:
         self.reader = asyncio.StreamReader(loop=loop)
         super().__init__(self.reader, loop=loop)
         self.writer: asyncio.StreamWriter
         self.written = 0
-        """Total size of all segments written so far."""
+        """The total size of all segments written so far."""
         self._on_drained = on_drained or _nothing
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self.is_closing: Callable[[], bool]
-        """True if the transport lost its socket: it drops writes, or (uvloop) raises. The reader is notified later."""
+        """Returns True if the transport has lost its socket. The transport then drops writes (that of uvloop raises an
+        error), and the reader is notified later."""
         self._takes_segments = _takes_segments(loop)
         self.is_corked = False
-        """Writes are held back until `uncork`, so that several requests need only one system call."""
+        """True while writes are held back until `uncork`, so that several requests need only one system call."""
         self._held: list[bytes | memoryview] = []
         self._backlog: deque[bytes | memoryview] = deque()
         """The rest of a large write, to be written when the transport's buffer is empty."""
         self._handed_over = 0
-        """Number of written bytes that were passed to the transport so far."""
+        """The number of written bytes that were passed to the transport so far."""
         self._first_error: OSError | None = None
-        """The error of the kernel when our own system call failed."""
+        """The kernel's error if our own system call failed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -61,18 +62,18 @@ class Wire(asyncio.StreamReaderProtocol):
 
     @property
     def security(self) -> str:
-        """The version and the cipher of TLS, or "plain text"."""
+        """The TLS version and cipher, or "plain text"."""
         return "plain text"
 
     async def shake_hands(self) -> None:
         """Do the TLS handshake, before anything is written. A plain-text wire does nothing."""
 
     def open_writer(self) -> None:
-        """Create the writer. Not done in `connection_made`: a cancelled attempt would leave an unclosed writer."""
+        """Create the writer. `connection_made` does not, since a cancelled attempt would leave an unclosed writer."""
         self.writer = asyncio.StreamWriter(self._out, self, self.reader, self._event_loop)
 
     def listen(self, on_data: Callable[[bytes], None]) -> None:
-        """Pass received bytes to `on_data`, in the same turn of the loop; the reader reports only the end of stream."""
+        """Pass received bytes to `on_data` from now on, in the same turn of the loop; the reader gets only the end."""
         self._pass_to(on_data)
         early = self.reader._buffer  # type: ignore[attr-defined]  # every asyncio.StreamReader has it
         if early:
@@ -94,16 +95,16 @@ class Wire(asyncio.StreamReaderProtocol):
 
     @property
     def unsent(self) -> int:
-        """Number of written bytes that have not been passed to the kernel."""
+        """The number of written bytes that have not been passed to the kernel."""
         return self.written - self._handed_over + self._out.get_write_buffer_size()
 
     @property
     def left(self) -> int:
-        """Number of written bytes that may have been passed to the kernel. A request that starts later was not sent."""
+        """The number of written bytes that may have been passed to the kernel. Later requests were not sent."""
         return self.written - self.unsent
 
     def write(self, segments: list[bytes | memoryview]) -> int:
-        """Pass the segments to the transport and return their size. They must not change afterwards."""
+        """Pass the segments to the transport and return their total size. Do not change the segments afterwards."""
         size = sum(map(len, segments))
         self.written += size
         if self.is_corked:
@@ -159,8 +160,8 @@ class Wire(asyncio.StreamReaderProtocol):
     def _left_by_the_kernel(self, segments: list[bytes | memoryview]) -> list[bytes | memoryview]:
         """Write as much as the kernel accepts in one system call, if the transport is empty; return the rest.
 
-        After an error, everything is returned and the transport closes the connection. It then gets a different error,
-        since the kernel reports this one only once.
+        After an error, all segments are returned, and the transport closes the connection. The transport gets a
+        different error, since the kernel reports each error only once.
         """
         socket = self._out.get_extra_info("socket")
         if socket is None or self._out.get_write_buffer_size() or not hasattr(os, "writev"):
@@ -196,10 +197,10 @@ class TlsWire(Wire):
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self._shaken: asyncio.Future[None] | None = None
-        """None until `shake_hands`: bytes that arrive earlier stay encrypted in the incoming buffer."""
+        """None before `shake_hands` is called; until then, received bytes stay encrypted in the incoming buffer."""
         self._has_ended = False
         self._encrypted = 0
-        """Number of encrypted bytes passed to the transport."""
+        """The number of encrypted bytes passed to the transport."""
         self._marks: deque[tuple[int, int]] = deque()
         """The start of each write that the transport may still buffer: (encrypted offset, offset in written bytes)."""
 
@@ -209,7 +210,7 @@ class TlsWire(Wire):
         return f"{self._tls.version()}, {cipher[0]}" if cipher else "TLS"
 
     async def shake_hands(self) -> None:
-        """Do the TLS handshake. If the context verifies certificates, it includes the check of the host name.
+        """Do the TLS handshake. If the context verifies certificates, it also checks the host name.
 
         Raises:
             ssl.SSLError: a certificate is rejected, there is no common TLS version or cipher, or the peer does not
@@ -263,7 +264,7 @@ class TlsWire(Wire):
             while plain := self._tls.read(TLS_RECORD):
                 self._on_data(plain)
         except ssl.SSLWantReadError:
-            self._flush()  # messages of TLS itself, such as key updates
+            self._flush()  # sends messages of TLS itself, such as key updates
         except ssl.SSLZeroReturnError:
             self._end()
         except ssl.SSLError as error:

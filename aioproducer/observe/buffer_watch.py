@@ -10,9 +10,9 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 LONG = 1.0
-"""Seconds that a caller has waited before the first line is written."""
+"""The seconds for which a caller must have waited before the first line is logged."""
 PERIOD = 10.0
-"""Seconds between two lines."""
+"""Seconds between two log lines."""
 
 
 class Memory(Protocol):
@@ -21,14 +21,14 @@ class Memory(Protocol):
 
 
 class BufferWatch:
-    """A timer that runs while callers wait. A producer that is constantly slowed down starts one each second."""
+    """A timer that runs while callers wait. While callers wait constantly, it is restarted only once a second."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog, memory: Memory) -> None:
         self._loop = loop
         self._log = log
         self._memory = memory
         self._began: dict[object, float] = {}
-        """When each caller began to wait, oldest first."""
+        """The time at which each caller began to wait, oldest first."""
         self._timer: TimerHandle | None = None
         self._is_closed = False
         self._logged_since: float | None = None
@@ -74,7 +74,7 @@ class BufferWatch:
         )
 
     def close(self) -> None:
-        """Stop the timer, for good."""
+        """Stop the timer permanently."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

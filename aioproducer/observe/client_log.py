@@ -1,4 +1,4 @@
-"""The log lines of one producer, which begin with its client id, and the last warnings among them."""
+"""The log of one producer, whose lines begin with its client id, and the last warnings in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class RecentWarnings:
         self._lines: deque[tuple[datetime, int, str]] = deque(maxlen=MOST_WARNINGS)
 
     def add(self, level: int, msg: object, args: tuple[object, ...]) -> None:
-        """Keep a line. It is put together now: a producer or an error in it may change."""
+        """Keep a line. It is formatted now, because an argument (a producer, an error) may change later."""
         try:
             line = str(msg) % args if args else str(msg)
-        except Exception:  # as logging does, which reports it
+        except Exception:  # logging itself reports the mistake
             line = str(msg)
         self._lines.append((datetime.now(UTC), level, line))
 
@@ -45,7 +45,7 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
         self._recent = recent
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a message. The other methods (`info`, `warning`, ...) end here."""
+        """Log a message. The other methods (`info`, `warning`, ...) call this one."""
         if level >= logging.WARNING and self._recent is not None:
             self._recent.add(level, msg, args)
         if self.isEnabledFor(level):

@@ -1,4 +1,4 @@
-"""What `describe()` returns."""
+"""The result of `describe()`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from importlib import metadata
 from typing import Any
 
 LIBRARIES = ("aioproducer", "crc32c", "cramjam", "isal", "lz4", "zstandard", "uvloop")
-"""The distributions whose versions a bug report needs."""
+"""The packages whose versions a bug report needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
     """The result of `Producer.describe()`. `str()` returns text for a bug report.
 
-    It contains no key, value or header of a record, and no secret. It does contain names: of topics, hosts and users.
+    It contains no key, value or header of a record, and no secret. It contains the names of topics, hosts and users.
     """
 
     versions: Mapping[str, str]
@@ -34,7 +34,7 @@ class Description:
     """For each topic in use, the number of its partitions, of partitions without a leader, and of partitions with
     fewer in-sync replicas than replicas."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """Producer id and epoch, and the state of the transactions."""
+    """The producer id and epoch, and the state of the transactions."""
     buffer: Mapping[str, int] = field(default_factory=dict)
     """Bytes, records, and calls of `send` that wait for room."""
     oldest_batches: tuple[Mapping[str, Any], ...] = ()
@@ -42,7 +42,7 @@ class Description:
     counters: Mapping[str, Any] = field(default_factory=dict)
     """Records by their outcome, requests, retries and errors, since the start."""
     warnings: tuple[Mapping[str, str], ...] = ()
-    """The last 50 lines of the log at WARNING and above, with their time and level, the oldest first."""
+    """The last 50 log lines at WARNING and above, with their time and level, oldest first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values as dicts, lists, numbers and strings, for JSON."""
@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
 
 
 def versions(loop: object | None) -> dict[str, str]:
-    """Return the versions of everything that a producer runs on. `loop` is its event loop, None before start()."""
+    """Return the versions of everything that a producer runs on. `loop` is its event loop, or None before start()."""
     found = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         found["python"] += " without the GIL"

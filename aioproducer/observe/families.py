@@ -1,4 +1,4 @@
-"""The metrics that exporters show: name, text, labels, and where each is in a snapshot."""
+"""The metrics that exporters show: their names, texts and labels, and where to find each in a snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Family:
     name: str
     text: str
     own_labels: Labels
-    """Besides client_id."""
+    """The labels in addition to client_id."""
     read: Callable[[MetricsSnapshot], Values]
     bounds: tuple[float, ...] = SECONDS
     merge: Callable[[Any, Any], Any] = operator.add
@@ -59,7 +59,7 @@ class Family:
 def _lowest(
     snapshots: list[MetricsSnapshot], rank: Callable[[MetricsSnapshot], float]
 ) -> Iterable[MetricsSnapshot]:
-    """Return the snapshot with the lowest rank for each client id, of those of producers that exist."""
+    """Return the snapshot with the lowest rank for each client id. Producers that no longer exist are left out."""
     found: dict[str, MetricsSnapshot] = {}
     for snapshot in snapshots:
         if snapshot.state == PAST:
@@ -193,14 +193,14 @@ FAMILIES = (
     # The buffer
     _gauge(
         "buffer_bytes",
-        "Size of the buffer (buffer_memory), that of the producer with the fullest one.",
+        "Size of the buffer (buffer_memory) of the producer with the fullest buffer.",
         (),
         _of_producer("buffer_total"),
         rank=_free_share,
     ),
     _gauge(
         "buffer_available_bytes",
-        "Free part of the buffer, that of the producer with the fullest one.",
+        "Free part of the buffer of the producer with the fullest buffer.",
         (),
         _of_producer("buffer_available"),
         rank=_free_share,
@@ -232,7 +232,7 @@ FAMILIES = (
     # Metadata and transactions
     _gauge(
         "metadata_age_seconds",
-        "Seconds since the last answer with metadata.",
+        "Seconds since the last metadata response.",
         (),
         _of_producer("metadata_age"),
         merge=max,
@@ -243,7 +243,7 @@ FAMILIES = (
     # Brokers
     _gauge("node_info", "Addresses of brokers.", ("node", "address", "rack"), _addresses, merge=max),
     _gauge("node_connected", "Connections that are ready.", ("node",), _connected),
-    _gauge("node_in_flight", "Requests without an answer yet.", ("node",), _by_node("in_flight")),
+    _gauge("node_in_flight", "Requests that are not answered yet.", ("node",), _by_node("in_flight")),
     _gauge(
         "node_throttled_seconds",
         "Seconds for which the broker accepts no requests now.",
@@ -255,7 +255,7 @@ FAMILIES = (
     _counter("node_bytes_sent", "Bytes sent.", ("node",), _by_node("bytes_sent")),
     _counter("node_bytes_received", "Bytes received.", ("node",), _by_node("bytes_received")),
     _counter("node_connects", "Connections established.", ("node",), _by_node("connects")),
-    _counter("node_connect_failures", "Attempts that failed.", ("node",), _by_node("connect_failures")),
+    _counter("node_connect_failures", "Failed connection attempts.", ("node",), _by_node("connect_failures")),
     _counter("node_disconnects", "Connections that ended.", ("node",), _by_node("disconnects")),
     _counter(
         "node_throttle_seconds",
@@ -263,6 +263,6 @@ FAMILIES = (
         ("node",),
         _by_node("throttle_time"),
     ),
-    _histogram("node_request_seconds", "From a request to its answer.", ("node",), _by_node("latency")),
+    _histogram("node_request_seconds", "From a request to its response.", ("node",), _by_node("latency")),
 )
 """All metrics; docs/prometheus.md lists them."""

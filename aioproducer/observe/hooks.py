@@ -80,9 +80,9 @@ class RequestEvent(NamedTuple):
     bytes_sent: int
     bytes_received: int
     seconds: float
-    """The time from the write of the request to its answer."""
+    """The time from the writing of the request to its response."""
     error: BaseException | None
-    """The reason why there is no answer; None if there is one, whatever its error codes."""
+    """The reason why there is no response; None if there is one, even if it contains error codes."""
 
 
 class ThrottleEvent(NamedTuple):
@@ -122,11 +122,11 @@ class RetryEvent(NamedTuple):
     partition: int
     records: int
     attempts: int
-    """So far."""
+    """The number of attempts so far."""
     pause: float
-    """Seconds until then, at least."""
+    """The minimum time in seconds before the batch is sent again."""
     error: BaseException | None
-    """The reason."""
+    """The reason for the retry."""
 
 
 class RejectedEvent(NamedTuple):
@@ -134,7 +134,7 @@ class RejectedEvent(NamedTuple):
 
     client_id: str
     topic: object
-    """The topic as it was given, so it may not be a str."""
+    """The topic as the caller passed it, which may not be a str."""
     records: int
     error: BaseException
 
@@ -183,7 +183,7 @@ _defaults: list[object] = []
 
 
 def add_default(hook: object) -> None:
-    """Give a hook to each producer that is created from now on, before its own. For instrumentation libraries."""
+    """Add a hook to each producer that is created from now on, before its own hooks. For instrumentation libraries."""
     if hook not in _defaults:
         _defaults.append(hook)
 
@@ -222,7 +222,7 @@ class Hooks:
 
     def tell(self, heard_by: list[Any], event: Event) -> None:
         """Call the methods of one event, such as `on_batch`."""
-        for hook, method in heard_by:  # a hook that is switched off leaves a new list
+        for hook, method in heard_by:  # switching a hook off replaces the list, not its content
             try:
                 returned = method(event)
             except ENDS_OF_THE_PROGRAM:

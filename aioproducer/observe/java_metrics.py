@@ -19,7 +19,7 @@ _CALLS = {
     "commit": "commit",
     "abort": "abort",
 }
-"""Java's names of the transactional calls that it measures."""
+"""The transactional calls that Java's producer measures, with its names for them."""
 _NO_ROOM = ("BufferTimeoutError", "BufferFullError")
 _NOT_AUTHENTICATED = ("AuthenticationError", "UnsupportedSaslMechanismError", "TlsError")
 
@@ -29,7 +29,7 @@ class _Interval(NamedTuple):
 
     now: MetricsSnapshot
     since: MetricsSnapshot
-    """What was counted since the last push."""
+    """The counts since the last push."""
     seconds: float
     is_delta: bool
 
@@ -46,11 +46,11 @@ def points(
 
     Args:
         now: the current metrics.
-        before: the metrics of the last push, or of the start. Rates, averages and maxima refer to the time in
-            between.
+        before: the metrics of the last push, or of the start. Rates, averages and maxima refer to the time between
+            `before` and `now`.
         wants: whether the broker wants a metric.
-        seconds: the time in between.
-        is_delta: whether counters (`.total`) count from the last push, not from the start.
+        seconds: the time between `before` and `now`.
+        is_delta: whether counters (`.total`) count from the last push instead of the start.
     """
     interval = _Interval(now, now - before, max(seconds, 1e-3), is_delta)
     for point in _all(interval):
@@ -137,12 +137,12 @@ def _average_and_largest(
 
 
 def _times(name: str, values: Distribution, attributes: Mapping[str, str] = NOTHING) -> Iterator[Point]:
-    """Java's times are in milliseconds."""
+    """Yield the average and the maximum of times in milliseconds, as Java does."""
     yield from _average_and_largest(name, values, 1000.0, attributes)
 
 
 def _throttle(since: MetricsSnapshot) -> Iterator[Point]:
-    """Java averages over all requests with records; those that were not throttled count as 0."""
+    """Yield the throttle times. As in Java, requests with records that were not throttled count as 0."""
     throttled = _merged(node.throttles for node in since.nodes)
     yield _gauge("produce.throttle.time.avg", throttled.sum * 1000 / max(since.produce_requests, 1))
     yield _gauge("produce.throttle.time.max", throttled.max * 1000)

@@ -1,4 +1,4 @@
-"""Log lines about partitions that have another leader, or no leader while records wait."""
+"""Logs about partitions whose leader has changed, or that have no leader while records wait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 PERIOD = 10.0
-"""Seconds between two lines about leaders that stay missing."""
+"""Seconds between two log lines about leaders that are still missing."""
 
 
 class LeaderChanges:
-    """Gathers the changes of one metadata snapshot, for one line of each kind."""
+    """Collects the changes of one metadata snapshot, and logs one line for each kind of change."""
 
     def __init__(self, log: ClientLog) -> None:
         self._log = log
@@ -24,7 +24,7 @@ class LeaderChanges:
         self._moved: list[str] = []
 
     def note(self, topic: str, partition: int, before: int, now: int) -> None:
-        """Note that a partition has another leader. Negative ids mean no leader."""
+        """Note that the leader of a partition has changed. Negative ids mean no leader."""
         if now < 0:
             self._former[topic, partition] = before
             return
@@ -40,13 +40,13 @@ class LeaderChanges:
             self._missing.pop(place, None)
 
     def log_changes(self) -> None:
-        """Write the line about the moves since the last call."""
+        """Log one line about the leaders that have moved since the last call."""
         moved, self._moved = self._moved, []
         if moved:
             self._log.info("the leader moved: %s%s", moved[0], _others(moved))
 
     def note_waiting(self, places: Iterable[tuple[str, int]], now: float) -> None:
-        """Note the partitions without a leader for which records wait: a line for new ones, and one every 10 s.
+        """Note the partitions without a leader for which records wait. Log new ones, and all of them every 10 s.
 
         `now` is the loop's time.
         """
@@ -54,11 +54,11 @@ class LeaderChanges:
         new = [place for place in lost if place not in self._missing]
         self._missing.update(dict.fromkeys(new, now))
         if new:
-            self._log.warning("no leader, so that records wait: %s-%d%s", *new[0], _others(new))
+            self._log.warning("records are waiting: no leader for %s-%d%s", *new[0], _others(new))
         elif lost and now - self._logged_at >= PERIOD:
             waited = now - min(self._missing[place] for place in lost)
             self._log.warning(
-                "no leader for %.0f s, so that records wait: %s-%d%s", waited, *lost[0], _others(lost)
+                "records have been waiting for %.0f s: no leader for %s-%d%s", waited, *lost[0], _others(lost)
             )
         else:
             return

@@ -1,8 +1,8 @@
-"""The producers of this process, for exporters: those that exist, and the counters of those that do not any more.
+"""The producers of this process, for exporters: those that exist, and the counters of those that no longer exist.
 
-An exported counter may not fall, or Prometheus takes that for a restart, and what a short-lived producer counted would
-be gone before the next scrape. So the counters of a producer that is garbage-collected are added to those of its client
-id."""
+An exported counter must not decrease, because Prometheus takes a decrease for a restart. The counts of a short-lived
+producer would also be lost before the next scrape. Therefore, the counters of a garbage-collected producer are added to
+those of its client id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from aioproducer.observe.snapshots import MOST_TOPICS, OTHER_TOPICS, MetricsSnapshot
 
 MOST_CLIENTS = 1_000
-"""Client ids whose past counters are kept; those that ended longest ago make room."""
+"""The maximum number of client ids whose past counters are kept. Those that ended longest ago are dropped."""
 
 
 class Measured(Protocol):
@@ -32,14 +32,14 @@ class Measured(Protocol):
 class _Entry(NamedTuple):
     producer: weakref.ref[Measured]
     past: Callable[[], MetricsSnapshot]
-    """Returns its counters when it no longer exists."""
+    """Returns the counters of the producer after it no longer exists."""
 
 
 class Producers:
     """All producers of a process.
 
-    The garbage collector may call _collected() in any thread, also in one that holds the lock. It therefore never waits
-    for the lock: the holder does the rest.
+    The garbage collector may call _collected() in any thread, even in one that holds the lock. _collected() therefore
+    never waits for the lock: the thread that holds it does the work.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Producers:
         self._entries[number] = _Entry(weakref.ref(producer, lambda _: self._collected(number)), past)
 
     def snapshots(self) -> list[MetricsSnapshot]:
-        """Return the metrics of all producers, and past ones. May be called in any thread."""
+        """Return the metrics of all producers, including past ones. May be called in any thread."""
         with self._lock:
             self._move_collected()
             found = []
@@ -90,7 +90,7 @@ class Producers:
 
 
 def _with_few_topics(snapshot: MetricsSnapshot) -> MetricsSnapshot:
-    """Count the topics beyond MOST_TOPICS together, as one producer does."""
+    """Combine the topics beyond MOST_TOPICS into one, as a single producer does."""
     named = [topic for topic in snapshot.topics if topic.name != OTHER_TOPICS]
     if len(named) <= MOST_TOPICS:
         return snapshot
@@ -108,7 +108,7 @@ def add(producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
 
 
 def snapshots() -> list[MetricsSnapshot]:
-    """Return the metrics of all producers, and the past ones. May be called in any thread."""
+    """Return the metrics of all producers, including past ones. May be called in any thread."""
     return _producers.snapshots()
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from aioproducer.observe.client_log import ClientLog
 
 BLOCKED = 1.0
-"""Seconds without a turn of the loop after which a line is logged."""
+"""The seconds for which the loop must have been blocked before a line is logged."""
 BEAT = 0.2
-"""Seconds between two looks at the clock."""
+"""Seconds between two checks of the clock."""
 PERIOD = 60.0
-"""Seconds between two lines."""
+"""Seconds between two log lines."""
 
 
 class LoopWatch:
@@ -24,7 +24,7 @@ class LoopWatch:
         Args:
             loop: the producer's event loop.
             log: the log.
-            records_wait: whether records have no result yet.
+            records_wait: returns whether some records have no result yet.
         """
         self._loop = loop
         self._log = log
@@ -40,14 +40,13 @@ class LoopWatch:
 
     def _beat(self, last: float) -> None:
         now = self._loop.time()
-        # The block may have begun at any time within a beat, so on average it is half a beat shorter than
-        # this.
+        # The blocking may have begun at any time within a beat, so half a beat, the average, is subtracted.
         blocked = now - last - BEAT / 2
         if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
             self._logged_at = now
             self._log.warning(
-                "the event loop was blocked for %.1f s while records were due: no request was written or answered "
-                "meanwhile. Move code that blocks or computes for long to a thread (asyncio.to_thread)",
+                "the event loop was blocked for %.1f s while records were due: no request was written and no "
+                "response was read. Move code that blocks or computes for long to a thread (asyncio.to_thread)",
                 blocked,
             )
         self.is_running = bool(self._records_wait())

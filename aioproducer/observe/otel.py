@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["AioproducerInstrumentor"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 120)
-"""Buckets of messaging.client.operation.duration: those that the conventions name, and longer ones."""
+"""The bucket bounds of messaging.client.operation.duration: those of the conventions, and longer ones."""
 QUANTILES = (0.5, 0.99)
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
-"""Exceptions that go on. All others of a sampler, a propagator or a processor stay away from the records, also a
-CancelledError: our task is not cancelled by one that a call without an await raises."""
+"""Exceptions that are raised again. All others of a sampler, a propagator or a processor are caught, so that they do
+not affect the records. This includes CancelledError: one that a call without an await raises does not cancel our task.
+"""
 MOST_TOPICS = 1_000
 """The maximum number of topics whose span attributes are kept."""
 _OPERATION = {
@@ -57,22 +58,22 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     `opentelemetry-instrument python app.py` does this without changes to the program.
 
     Each call of `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
-    the caller's span, and it ends with the acknowledgement. Its context is added to the headers of the record, as the
-    configured propagator does (W3C by default). `send_many` and `send_batch` have one span for all records, and no
-    headers. A call that is not recorded, because of the sampler or without an SDK, has no span and no headers.
+    the caller's span, and it ends with the acknowledgement. The configured propagator (W3C by default) adds the span's
+    context to the headers of the record. `send_many` and `send_batch` have one span for all records, and no headers. A
+    call that is not recorded, because the sampler dropped it or there is no SDK, has no span and no headers.
 
     Args of `instrument()`:
         tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are only
             metrics.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
             False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
-            With opentelemetry-api before 1.30, which takes no buckets from an instrument, set them by a View.
+            With opentelemetry-api before 1.30, which does not take buckets from an instrument, set them with a View.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
             personal data.
     """
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """Return nothing: the package instruments itself."""
+        """Return an empty tuple: the package instruments itself."""
         return ()
 
     def _instrument(
@@ -87,7 +88,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
         version = importlib.metadata.version("aioproducer")
         tracer = trace.get_tracer("aioproducer", version, tracer_provider)
         meter = get_meter("aioproducer", version, meter_provider)
-        if not isinstance(tracer, trace.NoOpTracer):  # it would cost time for each record without any use
+        if not isinstance(tracer, trace.NoOpTracer):  # a NoOpTracer would only cost time for each record
             tracing.set_tracer(lambda config: _SendTracer(config, tracer, capture_key=capture_key))
         self._durations = _Durations(meter) if durations else None
         if self._durations is not None:
@@ -116,8 +117,8 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
-        """The name and the attributes of the spans of each topic, so that a call that is not recorded creates no
-        objects."""
+        """The name and the attributes of the spans of each topic. Without this cache, a call that is not recorded would
+        create objects."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
         span = None
@@ -154,13 +155,13 @@ class _SendTracer:
             return None
 
     def note_failure(self) -> None:
-        """Log the exception that is being handled. Tracing goes on: the next record may be traced without one."""
+        """Log the exception that is being handled. Tracing continues: it may work for the next record."""
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         self._log.log(
             level,
-            "the instrumentation by OpenTelemetry raised an exception: records are sent all the same, and their spans "
-            "may be incomplete or missing. Further ones are logged at DEBUG",
+            "the OpenTelemetry instrumentation raised an exception: records are still sent, but their spans "
+            "may be incomplete or missing. Further exceptions are logged at DEBUG",
             exc_info=True,
         )
 
@@ -176,7 +177,7 @@ def _text(key: Any) -> str:
 
 
 class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
-    """Replaces headers: those of a record that was consumed and is sent on name the span of its own producer."""
+    """Sets headers after removing old ones: a consumed record that is sent on has those of its own producer."""
 
     def set(self, carrier: list[tuple[str, bytes | None]], key: str, value: str) -> None:
         if carrier:
@@ -193,7 +194,7 @@ _SETTER = _HeaderSetter()
 
 
 def _with_context(headers: Any, span: Span) -> Any:
-    """Return the user's headers and those that carry the span. Wrong headers are left for `send` to reject."""
+    """Return the user's headers and those that carry the span. Leave invalid headers for `send` to reject."""
     if headers is not None and type(headers) not in (list, tuple):
         return headers
     carrier = [*(headers or ())]
@@ -202,7 +203,7 @@ def _with_context(headers: Any, span: Span) -> Any:
 
 
 class _SendSpan:
-    """One call. No method raises: the record's way goes on after it."""
+    """The span of one call. Its methods never raise, so that the records are not affected."""
 
     __slots__ = ("_note_failure", "_span", "headers")
 
@@ -212,7 +213,7 @@ class _SendSpan:
         self.headers = headers
 
     def watch(self, delivery: Any) -> None:
-        # Not the user's own delivery, which may be cancelled although the record is still sent.
+        # Not the user's own delivery, which may be cancelled even though the record is still sent.
         delivery.batch.another(delivery).add_done_callback(self._ended)
 
     def watch_rows(self, receipt: Any) -> None:
@@ -249,7 +250,7 @@ class _SendSpan:
 
 
 class _Durations:
-    """A hook: how long batches took, as the conventions define it."""
+    """A hook that records how long batches took, as the conventions define it."""
 
     def __init__(self, meter: Meter) -> None:
         create = partial(
@@ -353,7 +354,7 @@ class _Reader:
 
 
 class _Quantiles(_Reader):
-    """Reads the quantiles of a distribution since the last collection."""
+    """Reads the quantiles of the values that were added to a distribution since the last collection."""
 
     def __init__(self, collection: _Collection, family: Family) -> None:
         super().__init__(collection, family)

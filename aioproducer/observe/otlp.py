@@ -1,7 +1,7 @@
 """Writes metrics in OpenTelemetry's format: the bytes of a protobuf message MetricsData.
 
-This is written by hand, because it needs only six message types and two kinds of fields, while the package with their
-classes depends on protobuf. The tests compare the bytes with those of the generated classes."""
+The encoding is written by hand: it needs only a few message types, and the package with the generated classes
+depends on protobuf. The tests compare the bytes with those of the generated classes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import NamedTuple
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 """Protobuf's wire types."""
 DELTA, CUMULATIVE = 1, 2
-"""AggregationTemporality."""
+"""The values of AggregationTemporality."""
 
 
 class Point(NamedTuple):
-    """A value of a metric."""
+    """One value of a metric."""
 
     name: str
     value: float
     is_sum: bool
-    """A monotonic sum; otherwise a gauge."""
+    """Whether the metric is a monotonic sum; otherwise it is a gauge."""
     attributes: Mapping[str, str]
 
 

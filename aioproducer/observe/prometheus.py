@@ -1,4 +1,4 @@
-"""All producers of the process as Prometheus metrics: read when they are scraped, never before."""
+"""Exports all producers of the process as Prometheus metrics. They are read only when they are scraped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ProducerCollector(Collector):
         start_http_server(9100)
 
     Nothing is measured between scrapes. Producers with the same client id are added up: give each its own `client_id`
-    to tell them apart. What a producer counted stays in these sums after it is garbage-collected. A forked process
+    to tell them apart. The counts of a producer stay in these sums after it is garbage-collected. A forked process
     starts without producers.
 
     With gunicorn, each worker process needs its own port, or a push gateway: prometheus_client's multiprocess mode

@@ -1,4 +1,4 @@
-"""Log lines about batches that are sent again: the first of each kind, a count while it lasts, and its end."""
+"""Log lines about batches that are sent again: the first of each kind, then counts, and the end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 PERIOD = 10.0
-"""Seconds between two lines about the same topic and error."""
+"""Seconds between two log lines about the same topic and error."""
 MOST_AT_ONCE = 20
-"""Topics and errors whose first line is written within one period. An outage may affect thousands of topics."""
+"""The maximum number of first lines within one period, because an outage may affect thousands of topics."""
 
 
 class _Kind:
-    """Retries of one topic because of one error."""
+    """The retries of one topic's batches because of one error."""
 
     __slots__ = ("affected", "began", "is_announced", "logged_at", "retries", "since_line")
 
@@ -22,18 +22,18 @@ class _Kind:
         self.began = self.logged_at = now
         self.retries = self.since_line = 0
         self.affected: set[int] = set()
-        """Partitions that have not accepted a batch since."""
+        """Partitions that have not accepted a batch since their last retry."""
         self.is_announced = False
 
 
 class Retries:
-    """The retries of one producer. An undisturbed producer only reads `is_disturbed`, once for each batch."""
+    """The retries of one producer. Without retries, only `is_disturbed` is read, once for each batch."""
 
     def __init__(self, log: ClientLog) -> None:
         self._log = log
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.is_disturbed = False
-        """Some partition has not accepted a batch since its last retry."""
+        """Whether some partition has not accepted a batch since its last retry."""
         self._period_began = float("-inf")
         self._lines = 0
 
@@ -51,7 +51,7 @@ class Retries:
         self.is_disturbed = True
         kind = self._kinds.get((topic, name))
         if kind is not None and not kind.affected and now - kind.logged_at >= PERIOD:
-            kind = None  # it had ended, and has come back
+            kind = None  # the earlier retries had ended; a new series begins
         if kind is None:
             kind = self._kinds[topic, name] = _Kind(now)
             kind.is_announced = self._may_announce(now)
@@ -80,7 +80,7 @@ class Retries:
         self._lines += 1
         if self._lines == MOST_AT_ONCE + 1:
             self._log.warning(
-                "batches of more topics are sent again; each has its line in %g s if that lasts", PERIOD
+                "batches of more topics are sent again; they are logged in %g s if that lasts", PERIOD
             )
         return self._lines <= MOST_AT_ONCE
 

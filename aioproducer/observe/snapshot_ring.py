@@ -15,7 +15,7 @@ from aioproducer.observe.snapshots import MetricsSnapshot
 PERIOD = 10.0
 """Seconds between two snapshots."""
 LONGEST_WINDOW = 600.0
-"""Seconds."""
+"""The longest window, in seconds."""
 
 
 class SnapshotRing:

@@ -1,7 +1,7 @@
 """The result of `Producer.metrics()`: frozen numbers, which can be subtracted, converted and kept.
 
-A counter grows from 0 on; `later - earlier` is what was counted in between. A gauge is a current value; a difference
-contains the gauges of the later snapshot. Times are in seconds, sizes in bytes."""
+A counter starts at 0 and only grows; `later - earlier` gives the counts in between. A gauge is a current value; a
+difference contains the gauges of the later snapshot. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ S = TypeVar("S", bound="_Numbers")
 
 
 class Counts(dict[str, int]):
-    """Counts by name that cannot be changed. A dict, since a MappingProxyType can be neither pickled nor copied."""
+    """Immutable counts by name. It is a dict because a MappingProxyType can be neither pickled nor copied."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("the counts of a snapshot cannot be changed; make a dict of them")
+        raise TypeError("the counts of a snapshot cannot be changed; copy them into a dict")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -27,7 +27,7 @@ class Counts(dict[str, int]):
 
 NOTHING: Mapping[str, int] = Counts()
 PAST = "past"
-"""The state in the snapshots of producers that no longer exist. Their gauges mean nothing."""
+"""The state in the snapshots of producers that no longer exist. Their gauges have no meaning."""
 MOST_TOPICS = 1_000
 """The maximum number of topics with counters of their own; all others share those of OTHER_TOPICS."""
 OTHER_TOPICS = "_other"
@@ -35,12 +35,12 @@ OTHER_TOPICS = "_other"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Durations or sizes, counted in buckets that grow by 2**(1/4): a quantile is at most 19 % too large."""
+    """Durations or sizes, counted in buckets that grow by 2**(1/4): a quantile is at most 19% too large."""
 
     count: int = 0
     sum: float = 0.0
     max: float = 0.0
-    """The largest value; in a difference, an upper limit of it."""
+    """The largest value; in a difference, an upper bound for it."""
     buckets: tuple[tuple[float, int], ...] = ()
     """(upper end, number of values in this bucket), ascending; without empty buckets."""
 
@@ -105,7 +105,7 @@ class _Numbers:
     __slots__ = ()
 
     KEY: ClassVar[str] = ""
-    """The field that identifies it among others of its kind."""
+    """The field that identifies a snapshot among others of its class."""
 
     def __sub__(self: S, earlier: S) -> S:
         changes = {
@@ -191,9 +191,9 @@ class NodeSnapshot(_Numbers):
     throttle_time: float = 0.0
     """Seconds for which the broker's quotas made the producer wait."""
     throttles: Distribution = field(default_factory=Distribution)
-    """Seconds of throttling, one value for each answer that demanded it."""
+    """Seconds of throttling, one value for each response that requested it."""
     latency: Distribution = field(default_factory=Distribution)
-    """Seconds from the write of a request to its answer."""
+    """Seconds from the writing of a request to its response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,21 +260,21 @@ class MetricsSnapshot(_Numbers):
     records_unretrieved: int = 0
     """Failed records whose result no caller has retrieved."""
     rejected: Mapping[str, int] = field(default_factory=lambda: NOTHING)
-    """Records that were rejected by `send`, and rows rejected by `send_many`, by the class of the error."""
+    """Records that were rejected by `send`, and rows rejected by `send_many`, by error class."""
     record_bytes: int = 0
     batches: int = 0
     batch_bytes: int = 0
     produce_requests: int = 0
     requests: int = 0
     connects: int = 0
-    """To all brokers; `nodes` lacks bootstrap addresses that are no longer used."""
+    """The connections to all brokers, including bootstrap addresses that are no longer used and not in `nodes`."""
     disconnects: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     retries: int = 0
     """Batches that were sent again."""
     records_retried: int = 0
-    """Records in them."""
+    """Records in batches that were sent again."""
     splits: int = 0
     data_losses: int = 0
     errors: Mapping[str, int] = field(default_factory=lambda: NOTHING)

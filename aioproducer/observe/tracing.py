@@ -18,7 +18,7 @@ class SendSpan(Protocol):
     """The span of one call, from the call to the last result of its records."""
 
     headers: Headers | None
-    """The user's headers, and those that carry the span."""
+    """The user's headers, and those that carry the span's context."""
 
     def watch(self, delivery: Any) -> None:
         """End the span with the result of this record. `delivery` is a Delivery."""
@@ -37,14 +37,14 @@ class SendTracer(Protocol):
     """Decides which calls have a span. It runs in the caller's thread, must be quick, and must not raise."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> SendSpan | None:
-        """Return the span of a call that sends one record, or None if it is not recorded.
+        """Return the span of a call that sends one record, or None if the call is not recorded.
 
         The arguments are those of the call and have not been checked. `count` is 1.
         """
         ...
 
     def begin_many(self, topic: object, count: int) -> SendSpan | None:
-        """Return the span of a call for many records, which may be one or none, or None if it is not recorded."""
+        """Return the span of a call that sends `count` records (0 or more), or None if the call is not recorded."""
         ...
 
 

@@ -10,7 +10,7 @@ from aioproducer.types import Node
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The answer of a broker."""
+    """The result of `ping()`: the answer of a broker."""
 
     node: Node
     """The broker that answered."""
@@ -24,7 +24,7 @@ class Health:
 
     ok: bool
     reason: str
-    """The reasons why it is not `ok`; empty if it is."""
+    """The reasons why `ok` is False; empty if it is True."""
     state: str
     """new, running, closing or closed."""
     brokers_connected: int

@@ -66,7 +66,7 @@ cdef inline char* put_string(char* at, bytes text, bint is_flexible) noexcept:
 
 
 cdef Py_ssize_t room_for(bytes text) except -1:
-    """The maximum number of bytes that a string needs. Raises ValueError if no version can encode it."""
+    """Return the maximum number of bytes that a string needs. Raises ValueError if no version can encode it."""
     if text is None:
         return LONGEST_UVARINT
     if PyBytes_GET_SIZE(text) > LONGEST_STRING:
@@ -129,7 +129,7 @@ def encode_produce(int version, int32_t correlation_id, str client_id, str trans
     at = put_int16(at, PRODUCE)
     at = put_int16(at, version)
     at = put_int32(at, correlation_id)
-    at = put_string(at, client, False)             # never compact: read before the version is known (KIP-511)
+    at = put_string(at, client, False)             # never compact, so that any broker can read it (KIP-511)
     at = put_no_tags(at, is_flexible)
     at = put_string(at, transactional, is_flexible)
     at = put_int16(at, acks)
@@ -274,7 +274,7 @@ DEF LOWEST = -120              # 2**-30, about 1e-9
 DEF HIGHEST = 280              # 2**70
 
 cdef class Buckets:
-    """Counts durations or sizes in buckets that grow by 2**(1/4): constant memory, quantiles at most 19 % off."""
+    """Counts durations or sizes in buckets that grow by 2**(1/4). Memory is constant; quantiles are at most 19% off."""
 
     cdef int64_t buckets[HIGHEST - LOWEST + 1]
     cdef readonly int64_t count
@@ -293,7 +293,7 @@ cdef class Buckets:
             self.maximum = value
 
     def filled(self):
-        """Return (upper end, count) for each bucket that is not empty, ascending. The counts are not cumulated."""
+        """Return (upper end, count) for each bucket that is not empty, ascending. The counts are not cumulative."""
         cdef int index
         return tuple([
             (2.0 ** ((index + LOWEST + 1) / <double>GROWTH), self.buckets[index])

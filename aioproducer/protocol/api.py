@@ -74,7 +74,7 @@ def encode_request(
     writer = Writer()
     writer.out += bytes(PREFIX_SIZE)
     writer.out += _REQUEST_HEADER.pack(request.api_key, version, correlation_id)
-    # Not compact, even in flexible versions: brokers read it before they know the version (KIP-511).
+    # Never compact, not even in flexible versions: brokers must be able to read it in unknown versions (KIP-511).
     write_nullable_string(writer.out, client_id)
     if version >= request.flexible_from:
         writer.out.append(0)
@@ -86,8 +86,8 @@ def decode_response(response_type: type[M], version: int, frame: Buffer, expecte
     """Decode the response in `frame`, which has no length prefix.
 
     Raises:
-        CorrelationError: it is the response to another request.
-        ProtocolError: it is not a response of this type and version, or bytes are left over.
+        CorrelationError: the frame is the response to another request.
+        ProtocolError: the frame is not a response of this type and version, or bytes are left over.
     """
     version, pos = _begun(response_type, version, frame, expected_correlation_id)
     return _whole(response_type, version, frame, pos)
@@ -96,7 +96,7 @@ def decode_response(response_type: type[M], version: int, frame: Buffer, expecte
 def decoding_response(
     response_type: type[M], version: int, frame: Buffer, expected_correlation_id: int
 ) -> Generator[None, None, M]:
-    """Do the same as `decode_response`, in steps. The correlation id is checked immediately, the rest by the steps."""
+    """Decode as `decode_response` does, but in steps. The call itself checks only the correlation id."""
     version, pos = _begun(response_type, version, frame, expected_correlation_id)
     return _whole_in_steps(response_type, version, frame, pos)
 
@@ -118,7 +118,7 @@ def _begun(
 def decode_api_versions_response(
     version: int, frame: Buffer, expected_correlation_id: int
 ) -> ApiVersionsResponse:
-    """Decode an ApiVersions response; the same as `decode_response` with ApiVersionsResponse.
+    """Decode an ApiVersions response, as `decode_response` does with ApiVersionsResponse.
 
     With error code UNSUPPORTED_VERSION, the response has the format of version 0, whatever the version of the request
     (KIP-511). Its `api_keys`, if any, contain the version to use for the next request.
@@ -151,7 +151,7 @@ def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int 
 
 
 def decode_request_header(frame: Buffer) -> RequestHeader:
-    """Decode only the header of the request in `frame`, which has no length prefix. The API may be an unknown one.
+    """Decode only the header of the request in `frame`, which has no length prefix. The API may be unknown.
 
     Raises:
         ProtocolError: `frame` is not a request.
@@ -197,7 +197,7 @@ def encode_response(response: Message, version: int, correlation_id: int) -> lis
     return _framed(writer)
 
 
-# Both
+# Both sides
 
 
 def _framed(writer: Writer) -> list[bytes | memoryview]:

@@ -1,7 +1,7 @@
 """An array of a response that stays encoded until its elements are accessed.
 
-A response may contain a million elements of 3 bytes, each of which would become an object of more than 100 bytes. So
-the decoder only walks over a long array, which proves that all of it is valid, and remembers where it starts."""
+A response may contain a million elements of 3 bytes, each of which would become an object of more than 100 bytes. The
+decoder therefore only walks over a long array, which proves that all of it is valid, and remembers its start."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from typing import Any, overload
 from aioproducer.protocol.primitives import Buffer
 
 Read = Callable[[Buffer, int], tuple[Any, int]]
-"""Reads the element at a position; returns it and the position after it."""
+"""A function that reads the element at a position, and returns the element and the position after it."""
 
 SHOWN_ITEMS = 8
 
 
 class LazyArray(Sequence[Any]):
-    """A sequence of elements in a valid frame, decoded on each access; equal to a list of the same elements."""
+    """A sequence of elements in a valid frame, which are decoded on each access.
+
+    It compares equal to a list of the same elements.
+    """
 
     __slots__ = ("_buf", "_count", "_places", "_read", "_start")
 

@@ -2,7 +2,7 @@
 
 `source(EndTxnResponse, 5)` shows the result. Each struct has two functions: decode_X(buf, pos) -> (X, position after
 it) and encode_X(o, w), where `w` is a Writer and `out` its bytearray. Neighbouring fields of fixed size are read and
-written by one struct.Struct. Whatever the bytes are, `decode` raises no error but ProtocolError.
+written by one struct.Struct. For malformed bytes, `decode` raises ProtocolError and no other error.
 
 In responses, the elements of a long array are not created until they are accessed (`LazyArray`): skip_X(buf, pos) walks
 over an X and raises the same errors as decode_X.
@@ -36,8 +36,8 @@ be smaller than `_SMALL`. Decoding such an array takes no longer than walking ov
 _SMALL = 16
 """The minimum size in bytes of the elements to which `_SHORT` applies."""
 _AT_ONCE = 512
-"""Short arrays are decoded immediately only if they start within this many bytes of a response. Later ones are not:
-arrays contain arrays, and many short ones need as much memory as a long one."""
+"""Short arrays are decoded immediately only if they start within this many bytes of a response. Later ones stay
+encoded: an array may contain arrays, and many short arrays need as much memory as one long array."""
 
 
 SLICE = 32 * 1024
@@ -81,7 +81,7 @@ def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[
 def decoding(
     message_type: type[M], version: int, buf: Buffer, pos: int
 ) -> Generator[None, None, tuple[M, int]]:
-    """Do the same as `decode`, in steps, each of which walks over about SLICE bytes of arrays."""
+    """Decode a message as `decode` does, but in steps, each of which walks over about SLICE bytes of arrays."""
     steps = _steps(message_type, version)
     try:
         return (yield from steps(buf, pos, _AT_ONCE))
@@ -107,7 +107,7 @@ def _codec(
         raise UnsupportedVersionError(f"{name} version {version} is not one of {declared.min}-{declared.max}")
     generated = _Source(message_type, version)
     text, filename = generated.text(), f"<{name} version {version}>"
-    # So that tracebacks and debuggers show the generated lines.
+    # The cache entry lets tracebacks and debuggers show the generated lines.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace = generated.namespace
     exec(compile(text, filename, "exec"), namespace)
@@ -127,11 +127,11 @@ def _steps(
 
 
 def _not_in_version(field: str, version: int) -> UnsupportedVersionError:
-    return UnsupportedVersionError(f"{field} is set, and version {version} can't carry it")
+    return UnsupportedVersionError(f"{field} is set, but version {version} can't carry it")
 
 
 def _null_in_version(field: str, version: int) -> UnsupportedVersionError:
-    return UnsupportedVersionError(f"{field} is None, and version {version} can't carry that")
+    return UnsupportedVersionError(f"{field} is None, but version {version} can't carry null")
 
 
 def _reader_of(kind: str) -> Read:
@@ -156,7 +156,7 @@ class _Source:
         self._walked: set[str] = set()
         """Structs that contain arrays of structs. For these, walk_X is a skip_X that yields between slices."""
         self.flexible = version >= message_type.flexible_from
-        # Requests are decoded only by the embedded cluster, which is for tests.
+        # Only responses are decoded lazily: requests are decoded only by the embedded cluster, in tests.
         self.is_lazy = any(request.Response is message_type for request in REQUESTS.values())
         self.structs: dict[str, type[Struct]] = {
             **structs_of(message_type),
@@ -209,7 +209,7 @@ class _Source:
         self._encode_struct(name, plain, tagged, absent)
 
     def _runs(self, fields: list[Field]) -> list[list[Field]]:
-        """Group the fields, in order: neighbours of fixed size form one run, every other field its own."""
+        """Group the fields, in order: adjacent fields of fixed size form one run; any other field is its own run."""
         runs: list[list[Field]] = []
         for field in fields:
             if runs and field.kind in _FIXED and runs[-1][0].kind in _FIXED:
@@ -313,14 +313,14 @@ class _Source:
         if kind == "uuid":
             return f"{verb}_uuid"
         compact = "compact_" if self.flexible else ""
-        # Records are always nullable, other byte strings never.
+        # Records are always nullable; other byte strings never are.
         return f"{verb}_{compact}{'nullable_' if nullable and kind == 'string' else ''}{kind}"
 
     def _reader(self, field: Field) -> str:
         return self._function("read", field.kind, field.may_be_null(self.version))
 
     def _read_count(self, depth: int, owner: str, field: Field) -> None:
-        """Generate code that reads the count of an array into `n`: -1 for null; limited by frame and declaration."""
+        """Generate code that reads an array's count into `n` (-1 for null) and checks it against all limits."""
         label = f'"{owner}.{field.name}'
         if self.flexible:
             self._add(depth, "n = buf[pos] - 1")
@@ -419,7 +419,7 @@ class _Source:
     # Encoding
 
     def _default(self, field: Field) -> str:
-        """Return the expression with which a field is compared to find out whether it is set."""
+        """Return the expression for a field's default; a field with any other value is set."""
         if field.kind != "struct":
             return default_source(field)
         self.namespace[f"default_{field.of}"] = self.structs[field.of]()

@@ -150,5 +150,5 @@ _NAMES = {int(code): code.name for code in ErrorCode}
 
 
 def error_name(code: int) -> str:
-    """Return Kafka's name for `code`, or for an unknown code a text such as "UNKNOWN_CODE_9999"."""
+    """Return Kafka's name for `code`, or a text such as "UNKNOWN_CODE_9999" if the code is unknown."""
     return _NAMES.get(code) or f"UNKNOWN_CODE_{code}"

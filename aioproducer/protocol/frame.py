@@ -1,6 +1,6 @@
-"""The frame around every request and response: four bytes of length, big-endian, signed.
+"""The frame around every request and response: a signed, big-endian length of four bytes, then the content.
 
-A length above a limit is rejected. If the first bytes show which other protocol the peer speaks, the error names it.
+A length above a limit is rejected. If the first bytes belong to another known protocol, the error names that protocol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PREFIX_SIZE = 4
 """The size of the length field, in bytes."""
 
 MAX_FRAME_BEFORE_AUTHENTICATION = 64 * 1024
-"""The frame limit, in bytes, until the peer is authenticated. The longest valid response until then has 1 KiB."""
+"""The frame limit, in bytes, until the peer is authenticated. No valid response before that exceeds 1 KiB."""
 
 MAX_FRAME = 64 * 1024 * 1024
 """The frame limit, in bytes; large enough for the metadata of a million partitions."""
@@ -22,7 +22,7 @@ MAX_FRAME = 64 * 1024 * 1024
 _LENGTH = Struct(">i")
 _HIGHEST_FIRST_BYTE = MAX_FRAME >> 24
 
-# Content types of TLS records, the first byte if the second is the major version 3.
+# The content type, which is the first byte of a TLS record. The second byte is the major version, 3.
 _TLS = {0x15: "a TLS alert", 0x16: "a TLS handshake"}
 
 
@@ -41,7 +41,7 @@ def decode_size(prefix: bytes, limit: int) -> int:
     if len(prefix) == PREFIX_SIZE and prefix[0] <= _HIGHEST_FIRST_BYTE:
         size = int.from_bytes(prefix)
         if size <= limit:
-            return size  # none of the cases below has such a prefix
+            return size  # such a prefix matches none of the cases below
     if len(prefix) != PREFIX_SIZE:
         raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
     if prefix == b"HTTP":
@@ -60,9 +60,9 @@ def decode_size(prefix: bytes, limit: int) -> int:
         )
     size = _LENGTH.unpack(prefix)[0]
     if size < 0:
-        raise ProtocolError(f"a frame of {size} bytes is announced")
+        raise ProtocolError(f"the peer announced a frame of {size} bytes")
     if size > limit:
-        raise ProtocolError(f"a frame of {size} bytes is announced, the limit is {limit} bytes")
+        raise ProtocolError(f"the peer announced a frame of {size} bytes; the limit is {limit} bytes")
     return size
 
 
@@ -76,15 +76,15 @@ class Frames:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if a part of a frame was received, but not all of it."""
+        """True if only a part of a frame has been received."""
         return bool(self._rest)
 
     def feed(self, data: bytes, limit: int) -> Iterator[bytes]:
         """Yield the frames that `data` completes. Exhaust the iterator before the next call.
 
         Raises:
-            ProtocolError: the peer does not speak Kafka's protocol, or a frame would exceed `limit` bytes. Raised after
-                the frames before it were yielded.
+            ProtocolError: the peer does not speak Kafka's protocol, or a frame would exceed `limit` bytes. The
+                frames before it are yielded first.
         """
         if self._rest:
             self._rest += data

@@ -21,7 +21,7 @@ MOST_OFFERED = 1_000
 
 
 class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3):
-    """The versions of each API that the broker supports. Its header is always version 0: any client can read it.
+    """The versions of each API that the broker supports. Its header is always version 0, so any client can read it.
 
     1: throttle time. 3: features (KIP-584). 4: a supported feature may start at version 0.
     """
@@ -80,7 +80,7 @@ class SaslHandshakeRequest(
     flexible_from=NEVER,
     response=SaslHandshakeResponse,
 ):
-    """Names the mechanism. 1: the tokens follow in SaslAuthenticate instead of bare frames (KIP-152)."""
+    """Names the SASL mechanism. 1: the tokens follow in SaslAuthenticate requests, not in bare frames (KIP-152)."""
 
     mechanism: str = string()
 

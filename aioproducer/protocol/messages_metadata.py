@@ -64,7 +64,7 @@ class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexi
 class MetadataRequest(
     Message, api_key=ApiKey.METADATA, versions=(0, 13), flexible_from=9, response=MetadataResponse
 ):
-    """Asks for the brokers, and for topics with their leaders (None: all topics; in version 0 an empty list).
+    """Asks for the brokers, and for topics with their leaders (None, or in version 0 an empty list: all topics).
 
     4: allow_auto_topic_creation. 8: authorized operations (KIP-430). 12: topics by id (KIP-516).
     """
@@ -80,7 +80,7 @@ class MetadataRequest(
 
 
 class FindCoordinatorResponse(Message, api_key=ApiKey.FIND_COORDINATOR, versions=(0, 6), flexible_from=3):
-    """One coordinator at the top level up to version 3; a list with one for each key from version 4 on."""
+    """Up to version 3, one coordinator in top-level fields; from version 4, a list with a coordinator for each key."""
 
     class Coordinator(Struct):
         key: str = string()

@@ -43,7 +43,7 @@ class GetTelemetrySubscriptionsRequest(
     flexible_from=0,
     response=GetTelemetrySubscriptionsResponse,
 ):
-    """Asks which metrics the broker wants. The nil id asks for an id as well."""
+    """Asks which metrics the broker wants. With the nil id, it also asks for a client instance id."""
 
     client_instance_id: UUID = uuid()
 

@@ -1,4 +1,4 @@
-"""Messages of idempotence and transactions, in the order in which a transaction sends them."""
+"""Messages for idempotence and transactions, in the order in which a transaction sends them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class InitProducerIdRequest(
 class AddPartitionsToTxnResponse(
     Message, api_key=ApiKey.ADD_PARTITIONS_TO_TXN, versions=(0, 3), flexible_from=3
 ):
-    """One error code for each partition. If one of them fails, no partition was added."""
+    """One error code for each partition. If any partition fails, none is added."""
 
     class AddPartitionsToTxnPartitionResult(Struct):
         partition_index: int = int32()
@@ -110,7 +110,7 @@ class EndTxnResponse(Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_
 class EndTxnRequest(
     Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_from=3, response=EndTxnResponse
 ):
-    """Commits or aborts the transaction. 5: transactions v2: each transaction ends with a new epoch (KIP-890)."""
+    """Commits or aborts the transaction. 5: transactions v2, each of which ends with a new epoch (KIP-890)."""
 
     transactional_id: str = string()
     producer_id: int = int64()
@@ -172,7 +172,7 @@ class TxnOffsetCommitRequest(
 class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6):
     """The committed offset of each partition.
 
-    2: an error code for the whole group. 3: throttle time. 5: leader epoch. 8: a list with an element per group.
+    2: an error code for the whole group. 3: throttle time. 5: leader epoch. 8: a list with one element per group.
     """
 
     class OffsetFetchResponsePartition(Struct):
@@ -215,7 +215,7 @@ class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8),
 class OffsetFetchRequest(
     Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6, response=OffsetFetchResponse
 ):
-    """Asks for the committed offsets of a group (topics None: of all topics).
+    """Asks for the committed offsets of a group (of all topics if `topics` is None).
 
     7: require_stable waits for open transactions (KIP-447). 8: several groups in one request (KIP-709).
     """

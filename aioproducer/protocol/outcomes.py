@@ -1,12 +1,13 @@
-"""The error table: for each error, or the lack of an answer, the action to take and the outcome of that attempt.
+"""The error table: the action to take after each error or missing response, and the outcome of that attempt.
 
-Only this table interprets error codes. Three modules also end records without it, by the attempts so far:
-own_timeouts.py (their own timeout), giving_up.py (e.g. close()), and numbering.py (a batch that can't be sent again).
+Only this table interprets error codes. Three modules also end records without it, based on the attempts so far:
+own_timeouts.py (a record's own timeout), giving_up.py (e.g. close()), and numbering.py (a batch that can't be sent
+again).
 
 The key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
-met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before its append. "Retriable" does not
-imply it: with acks=all, a leader appends first and may return NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or
-KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
+met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before its append. Not all retriable
+errors are such errors: with acks=all, a leader appends first and may return NOT_LEADER_OR_FOLLOWER,
+UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from aioproducer.types import Outcome
 
 
 class Action(Enum):
-    """The next step. If a request concerns several partitions, it applies to the partition with the error code."""
+    """The next step, which is taken only for the partition with the error code if a request concerns several."""
 
     # any request
     SUCCEED = "succeed"
@@ -44,7 +45,9 @@ class Action(Enum):
     RETRY = "try again after the back-off"
     FAIL = "fail"
     # Produce
-    REFRESH = "refresh the metadata and try again; after an answer, at once if another leader is known"
+    REFRESH = (
+        "refresh the metadata and try again, immediately if the broker answered and another leader is known"
+    )
     RETRY_SOON = "try again after a few milliseconds, with jitter"
     HOLD = "send the same bytes again once the earlier batches have ended"
     RENUMBER = "send again under a new epoch"
@@ -64,8 +67,8 @@ class Action(Enum):
     OTHER_MECHANISM = "fail; the broker accepts only other SASL mechanisms"
     NO_SASL = "fail; this listener does not use SASL"
     # metrics (KIP-714)
-    SUBSCRIBE = "ask at once which metrics are wanted"
-    SUBSCRIBE_LATER = "ask after the push interval which metrics are wanted"
+    SUBSCRIBE = "ask immediately which metrics the broker wants"
+    SUBSCRIBE_LATER = "ask after the push interval which metrics the broker wants"
 
 
 class Condition(Enum):
@@ -80,8 +83,8 @@ class Condition(Enum):
     RECORD_ERRORS = "the broker named the records that it rejects (KIP-467)"
     NOT_IDEMPOTENT = "the batch has no sequence number"
     VERIFICATION = "the error message says that the partition could not be verified to be in the transaction"
-    STALE = "the producer id or epoch of the producer is no longer that of the batch"
-    IN_FLIGHT = "it was written and is not answered yet"
+    STALE = "the producer now has another producer id or epoch than the batch"
+    IN_FLIGHT = "the batch was written and has not been answered yet"
     GAPLESS = "enable_gapless_order is on"
     ENDLESS = "enable_endless_retries is on"
     ACKS_0 = "acks is 0"
@@ -145,15 +148,15 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _produce_transient() -> dict[int, tuple[Rule, ...]]:
-    """Rules for success, for errors that pass, and for those after which the leader may have changed."""
+    """Return the rules for success, for transient errors, and for errors after which the leader may have changed."""
     no, maybe = _NO, _MAYBE
     retry, refresh, maybe_refresh = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.REFRESH, maybe)
     # A batch that was damaged in transit arrives intact on the next attempt. After three rejections, the network is not
     # the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
     return {
-        # REPETITION: another participant uses the same sequence numbers in this partition. The log contains
-        # the other participant's records and not these, or it contains these because they were sent twice.
+        # REPETITION: another participant may use the same sequence numbers in this partition. The log contains
+        # either that participant's records instead of these, or these, because they were sent twice.
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
         Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
         # transient errors
@@ -183,7 +186,7 @@ def _produce_transient() -> dict[int, tuple[Rule, ...]]:
 
 
 def _produce_lost_state() -> dict[int, tuple[Rule, ...]]:
-    """Rules for a broker that lost the producer's state, or knows another producer with the same id."""
+    """Return the rules for a broker that lost the producer's state, or knows another producer with the same id."""
     no, maybe = _NO, _MAYBE
     abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
     # The broker lost the sequence: a transaction can't continue, and a batch that may be persisted must never be sent
@@ -191,8 +194,8 @@ def _produce_lost_state() -> dict[int, tuple[Rule, ...]]:
     unnumbered_or_not_first = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.NOT_FIRST))
     head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
     lost = (*unnumbered_or_not_first, abort, *head)
-    # The broker knows a later epoch than that of the batch. If it is the producer's own, there is no problem. If not,
-    # another producer uses this id, and may also have the next epoch.
+    # The broker knows a later epoch than that of the batch. This is harmless if it is this producer's own new epoch.
+    # Otherwise another producer uses this id, and may also get the next epoch.
     epoch = (
         _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
         *unnumbered_or_not_first,
@@ -204,14 +207,15 @@ def _produce_lost_state() -> dict[int, tuple[Rule, ...]]:
     return {
         Code.OUT_OF_ORDER_SEQUENCE_NUMBER: lost,
         Code.UNKNOWN_PRODUCER_ID: lost,
-        # In a transaction: fenced, or timed out. With v2, the response to the abort shows which; with v1 it does not.
+        # In a transaction, the producer was fenced or the transaction timed out. With v2 (but not with v1), the
+        # response to the abort shows which.
         Code.INVALID_PRODUCER_EPOCH: epoch,
         Code.INVALID_PRODUCER_ID_MAPPING: (reinit, *unnumbered_or_not_first, *head),
     }
 
 
 def _produce_rejected() -> dict[int, tuple[Rule, ...]]:
-    """Rules for records, versions and producers that the broker rejects."""
+    """Return the rules for records, versions and producers that the broker rejects."""
     no, maybe = _NO, _MAYBE
     fail, abort = _rule(_A.FAIL, no), _rule(_A.ABORT, no, _C.TRANSACTION)
     reinit = _rule(_A.REINIT, no, _C.TRANSACTION)
@@ -220,7 +224,7 @@ def _produce_rejected() -> dict[int, tuple[Rule, ...]]:
         _rule(_A.SPLIT, no, _C.SEVERAL_RECORDS),
         fail,
     )
-    # The broker may have been replaced by an older one, which does not support the version that was negotiated.
+    # The broker may have been replaced by an older one that does not support the negotiated version.
     too_new = (
         _rule(_A.ABORT, no, _C.TRANSACTION, _C.SECOND_TIME),
         _rule(_A.FAIL, no, _C.SECOND_TIME),
@@ -274,11 +278,11 @@ TOPIC_ERRORS: Mapping[int, type[KafkaError]] = MappingProxyType(
         Code.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationError,
     }
 )
-"""The errors that `send` raises for these codes of a topic in a Metadata response; for all other codes, it waits."""
+"""The errors that `send` raises if a Metadata response has these codes for the topic; for other codes, `send` waits."""
 
 
 def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
-    """Metadata (error codes of a topic and of the whole response), ApiVersions and SASL."""
+    """Return the rules for Metadata (codes of a topic and of the whole response), ApiVersions and SASL."""
     meta, versions = ApiKey.METADATA, ApiKey.API_VERSIONS
     return {
         **_coded(meta, _A.FAIL, *TOPIC_ERRORS),
@@ -291,7 +295,7 @@ def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _telemetry() -> dict[Key, tuple[Rule, ...]]:
-    """GetTelemetrySubscriptions and PushTelemetry (KIP-714; ClientTelemetryReporter)."""
+    """Return the rules for GetTelemetrySubscriptions and PushTelemetry (KIP-714; ClientTelemetryReporter)."""
     ours = (Code.INVALID_REQUEST, Code.INVALID_RECORD, Code.UNSUPPORTED_VERSION)
     push = ApiKey.PUSH_TELEMETRY
     return {
@@ -303,7 +307,7 @@ def _telemetry() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _coordinators() -> dict[Key, tuple[Rule, ...]]:
-    """FindCoordinator, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn."""
+    """Return the rules for FindCoordinator, InitProducerId, AddPartitionsToTxn and AddOffsetsToTxn."""
     find, init = ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID
     partitions, offsets = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
     return {
@@ -345,18 +349,21 @@ def _coordinators() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
-    """OffsetFetch, TxnOffsetCommit and EndTxn. For EndTxn, the outcome is that of the commit: NOT_PERSISTED means not
-    committed."""
+    """Return the rules for OffsetFetch, TxnOffsetCommit and EndTxn.
+
+    For EndTxn, the outcome is that of the commit: NOT_PERSISTED means not committed.
+    """
     fetch, commit, end = ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
     # Another producer initialized our transactional id, or (v1) the transaction timed out. The transaction is committed
     # only if an earlier attempt, whose response was lost, has committed it.
     fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
     wrong_state = (
-        # v2 answers a repeated commit or abort with success, so this is a rejection: the transaction timed out.
+        # With v2, a repeated commit or abort succeeds, so this code means that the transaction timed out.
         _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
         _rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED),
         _rule(_A.REINIT, _NO, _C.COMMIT),
-        # An abort with v1: the broker checks the epoch before the state, so the epoch is valid and nothing is open.
+        # For an abort with v1, the broker checks the epoch before the state: the epoch is valid, and no transaction
+        # is open.
         _rule(_A.SUCCEED, _NO, _C.V1),
         _rule(_A.REINIT, _NO),
     )
@@ -377,12 +384,12 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         (commit, Code.INVALID_PRODUCER_EPOCH): (_rule(_A.ABORT, _NO, _C.V2), _rule(_A.REINIT, _NO)),
         (commit, Code.PRODUCER_FENCED): (_rule(_A.REINIT, _NO),),
         **_coded(end, _A.RETRY, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS),
-        # Also returned if the coordinator appended the end of the transaction to its log, but did not
-        # replicate it in time (TransactionStateManager.appendTransactionToLog): the next coordinator may
+        # The coordinator also returns this code if it appended the end of the transaction to its log but did
+        # not replicate it in time (TransactionStateManager.appendTransactionToLog). The next coordinator may
         # complete it.
         **_coded(end, _A.RETRY, Code.REQUEST_TIMED_OUT, outcome=_MAYBE),
         **_coded(end, _A.COORDINATOR, *_ELSEWHERE, outcome=_MAYBE),
-        # Not expected for an abort; a new epoch ends the open transaction.
+        # This code is not expected for an abort. If it occurs, a new epoch ends the open transaction.
         (end, Code.TRANSACTION_ABORTABLE): (_rule(_A.ABORT, _NO, _C.COMMIT), _rule(_A.REINIT, _NO)),
         (end, Code.INVALID_TXN_STATE): wrong_state,
         **{
@@ -398,7 +405,7 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _failures() -> dict[Key, tuple[Rule, ...]]:
-    """Requests without a response. Records that were written may be persisted, whatever failed afterwards."""
+    """Return the rules for requests without a response. Records that were written may be persisted."""
     refresh = _rule(_A.REFRESH, _MAYBE)
     # With acks=0 the outcome never becomes known, and there is no response that could omit or add a partition.
     cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), refresh)
@@ -415,7 +422,7 @@ def _failures() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _moments() -> dict[Key, tuple[Rule, ...]]:
-    """Events that may end a batch independently of any request."""
+    """Return the rules for events that may end a batch independently of any request."""
     return {
         Moment.EXPIRED: (
             _rule(_A.KEEP, _MAYBE, _C.ENDLESS, _C.IN_FLIGHT),
@@ -498,7 +505,7 @@ _ADVICE: Mapping[int, str] = MappingProxyType(
 
 
 def advice(code: int) -> str:
-    """Return the advice at the end of an error text; empty if there is none for this code."""
+    """Return the advice to append to an error text; an empty string if there is none for this code."""
     return f"; {_ADVICE[code]}" if code in _ADVICE else ""
 
 
@@ -541,7 +548,7 @@ def decide_moment(moment: Moment, conditions: Conditions = ()) -> Row:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the failure that an error of a connection represents. An unexpected error counts as written (CUT)."""
+    """Return the failure that a connection error represents. An unexpected error is CUT: bytes may have been sent."""
     kinds: tuple[tuple[type[BaseException], Failure], ...] = (
         (UnsupportedVersionError, Failure.NO_COMMON_VERSION),
         (CorrelationError, Failure.WRONG_CORRELATION_ID),

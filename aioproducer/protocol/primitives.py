@@ -28,8 +28,8 @@ _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 MAX_STRING = 32767
-"""The maximum size of a string in bytes: that of the int16 length in non-flexible versions. Kafka also rejects longer
-strings in flexible versions, and so do we, since decoding a string may need 7 times its size."""
+"""The maximum size of a string in bytes, which is the limit of the int16 length in non-flexible versions. Kafka also
+rejects longer strings in flexible versions. We do the same, since decoding a string may need 7 times its size."""
 
 
 class Writer:

@@ -33,12 +33,12 @@ class Appended(NamedTuple):
     """The response to a request whose batches were all appended."""
 
     places: list[tuple[int, int, int, int]]
-    """(number of the batch in the request, base offset, log append time, log start offset)"""
+    """For each batch: (its number in the request, base offset, log append time, log start offset)."""
     throttle_time_ms: int
 
 
 class ProduceBatches:
-    """A Produce request with at most one batch per partition. `topics` contains (name, id as a number, batches)."""
+    """A Produce request with at most one batch per partition. Each topic is a tuple (name, id as a number, batches)."""
 
     __slots__ = ("_acks", "_places", "_timeout_ms", "_topics", "_transactional_id")
 
@@ -78,8 +78,8 @@ class ProduceBatches:
         """Decode the broker's response.
 
         Raises:
-            CorrelationError: it is the response to another request.
-            ProtocolError: it is not a Produce response of this version, or bytes are left over.
+            CorrelationError: the frame is the response to another request.
+            ProtocolError: the frame is not a Produce response of this version, or bytes are left over.
         """
         success = read_success(version, frame, correlation_id, self._places)
         if success is None:

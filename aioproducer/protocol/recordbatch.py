@@ -51,7 +51,7 @@ HEADER_SIZE = RECORD_COUNT_AT + 4
 
 MAGIC = 2
 LOG_OVERHEAD = PARTITION_LEADER_EPOCH_AT
-"""Bytes that the batch length does not include: those of the base offset and of the length itself."""
+"""The size of the base offset and of the batch length itself, which the batch length does not include."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -67,7 +67,8 @@ _CRC = struct.Struct(">I")
 assert _HEADER.size == HEADER_SIZE == 61
 
 _SMALLEST_RECORD = 7
-"""Seven fields of one byte each: length, attributes, two deltas, null key, null value, no headers."""
+"""The minimum size of a record in bytes. Each of seven fields takes one byte: length, attributes, two deltas, null key,
+null value, no headers."""
 
 
 class BatchHeader(NamedTuple):
@@ -171,8 +172,8 @@ def read_records(payload: Bytes, header: BatchHeader) -> Iterator[Record]:
     """Yield the records of a batch. `payload` is everything after its header, uncompressed.
 
     Raises:
-        ProtocolError: a record is malformed, or the number of records differs from the count in the header. Raised
-            after the records before it were yielded.
+        ProtocolError: a record is malformed, or the number of records differs from the count in the header. The
+            records before it are yielded first.
     """
     data = bytes(payload)
     count = header.record_count

@@ -1,4 +1,4 @@
-"""The declaration of messages: one class per message, one line per field, as in Kafka's JSON schemas.
+"""Declares messages: one class per message, one line per field, as in Kafka's JSON schemas.
 
     class EndTxnResponse(Message, api_key=ApiKey.END_TXN, versions=(0, 5), flexible_from=3):
         throttle_time_ms: int = int32()
@@ -57,7 +57,7 @@ class Field:
     """The class of a struct; for an array, the kind or the class of its elements."""
     name: str = ""
     most: int | None = None
-    """The maximum number of elements of a decoded array; None: only the frame limits it."""
+    """The maximum number of elements of a decoded array; None if only the size of the frame limits it."""
 
     def is_in(self, version: int) -> bool:
         return self.versions.min <= version <= self.versions.max
@@ -177,7 +177,7 @@ class _Declaration(type):
 
 
 class Struct(metaclass=_Declaration):
-    """A part of a message. The constructor accepts keywords; omitted fields have the default of the schema."""
+    """A part of a message. The constructor accepts keyword arguments; omitted fields get their declared defaults."""
 
     FIELDS: ClassVar[tuple[Field, ...]]
 
@@ -236,13 +236,13 @@ def structs_of(message: type[Message]) -> dict[str, type[Struct]]:
 
 
 def _add_init(part: type[Struct], message: type[Message]) -> None:
-    """Compile a keyword-only __init__: broker and client create a struct for each partition of each request."""
+    """Compile a fast keyword-only __init__: broker and client create a struct for each partition of each request."""
     namespace: dict[str, Any] = {"MISSING": _MISSING, "NIL_UUID": NIL_UUID}
     parameters, body = [], []
     for field in part.FIELDS:
         name = field.name
         if field.kind == "array" or field.kind == "struct":
-            # Each object gets a mutable default of its own.
+            # Each object gets its own copy of a mutable default.
             namespace[field.of] = structs_of(message).get(field.of)
             fresh = "[]" if field.kind == "array" else f"{field.of}()"
             parameters.append(f"{name}=MISSING")
@@ -265,7 +265,7 @@ def default_source(field: Field) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a short representation, never with the content of bytes: records, keys, values and passwords."""
+    """Return a short representation that never shows bytes, which may be records, keys, values or passwords."""
     if isinstance(value, str):
         return f"'{escaped(value, _SHOWN_TEXT)}'"
     if isinstance(value, bytes | bytearray | memoryview):

@@ -64,8 +64,8 @@ cdef extern from *:
         const char* (*get_last_error)(ArrowArrayStream*)
 
 DEF SLICE = 2 << 20            # bytes that send_many may encode before it lets other tasks run, about 0.3 ms
-DEF ROW_COST = 100             # bytes that each row counts besides its own
-DEF REFUSAL_COST = 20000       # bytes that each rejected row counts: most of them raise an error
+DEF ROW_COST = 100             # bytes that each row counts in addition to its own
+DEF REFUSAL_COST = 20000       # bytes that each rejected row counts, because most of these rows raise an error
 
 DEF INLINE_VIEW = 12           # the longest value that an Arrow view contains itself
 
@@ -91,7 +91,7 @@ _NAMES = {"values": "value", "keys": "key", "headers": "headers", "timestamps": 
 
 @cython.final
 cdef class _Memory:
-    """The memory that a stream has returned; released when it is no longer read."""
+    """Memory that an Arrow stream has returned. It is released when no piece refers to it."""
 
     cdef ArrowSchema schema
     cdef ArrowArray array
@@ -129,7 +129,7 @@ cdef class Piece:
     cdef bint is_text
     """The bytes are UTF-8, as Arrow guarantees."""
     cdef int64_t times, parts
-    """An integer times `times`, divided by `parts`, is in milliseconds."""
+    """Timestamps: an integer times `times`, divided by `parts`, is in milliseconds."""
     cdef list objects
     cdef Piece inner
     """The values of a dictionary, or the names of headers."""
@@ -142,7 +142,7 @@ cdef inline bint is_null(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
-    # Statements, since a conditional expression would have the unsigned type for both branches.
+    # These are `if` statements because a conditional expression would have the unsigned type for both branches.
     cdef const char* found = piece.buffer + at * piece.width
     if piece.width == 8:
         return (<const int64_t*>found)[0]
@@ -160,7 +160,7 @@ cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef inline int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:
-    """Point to the bytes of a row of an Arrow array; size -1 for null."""
+    """Point `data` to the bytes of a row of an Arrow array; `size` is -1 for null."""
     cdef int64_t at = piece.offset + row
     cdef int32_t start
     if piece.kind == BINARY and piece.validity == NULL:
@@ -210,7 +210,7 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
 
 
 cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
-    """Raise if a struct from `first` up to `end` is null: that would hide the contents of its fields."""
+    """Raise if a struct from `first` up to `end` is null, since its fields are read without checking that."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     cdef int64_t at
     if validity == NULL or array.null_count == 0:
@@ -222,9 +222,9 @@ cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, s
 
 
 cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, int64_t length, object owner, str argument):
-    """Return an array, or the `length` rows of a nested one from row `shift` on.
+    """Return the piece for an array, or for the `length` rows of a nested array from row `shift` on.
 
-    Raises InvalidRecordError for a type that can't be what `argument` says.
+    Raises InvalidRecordError if the type of the array is not valid for `argument`.
     """
     cdef Piece piece = Piece.__new__(Piece)
     cdef str format = schema.format.decode()
@@ -304,7 +304,7 @@ cdef int read_headers(Piece piece, str format, ArrowSchema* schema, ArrowArray* 
 
 cdef int raise_type(str argument, str format, str wanted) except -1:
     raise InvalidRecordError(
-        f"{argument}: an Arrow array of format {format!r} is not what send_many takes there, which is {wanted}; "
+        f"{argument}: an Arrow array of format {format!r} is not accepted; it must be {wanted}; "
         "cast it", argument=argument)
 
 
@@ -380,7 +380,7 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
 
 
 cdef dict columns_of(data, str argument):
-    """Return the columns in one argument of send_many, by the names of arguments."""
+    """Return the columns that one argument of send_many contains, by argument name."""
     cdef dict columns = {}
     cdef ArrowArrayStream* stream
     cdef _Memory memory, schema
@@ -442,7 +442,7 @@ cdef class Rows:
     cdef readonly dict errors
     """The error of each row that is not in the buffer, by row."""
     cdef public bint has_waited_in_vain
-    """A row has already waited without success, through `send`, for the partition that it names."""
+    """True if a row has already waited in vain, as in `send`, for the partition that it names."""
     cdef readonly list spans
     """The spans in the order of their first rows; for one partition also in the order of their records."""
     cdef Column values, keys, headers, timestamps, partitions
@@ -453,7 +453,7 @@ cdef class Rows:
     cdef int64_t* times
     """The timestamp of each row in ms; NULL if the call has no timestamps."""
     cdef list clock
-    """Used without `times`: (row, ms) for each row whose time differs from that of the previous row."""
+    """The times of rows if `times` is NULL: (row, ms) for each row whose time differs from the previous row's."""
     cdef PyObject** last
     """The last Span of each partition, a borrowed reference to an item of `spans`; NULL if there is none."""
     cdef int partition_count
@@ -553,7 +553,7 @@ cdef class Rows:
 
     def mark_sent(self, Delivery delivery):
         """Note that the next row was appended through `send`."""
-        has_ended(delivery)        # it follows its record
+        has_ended(delivery)        # moves it to the batch that has its record now
         delivery.flags = RETRIEVED # the receipt tracks whether the result is retrieved
         if self.times == NULL:
             note_clock(self, delivery.timestamp)
@@ -683,7 +683,7 @@ NO_ROOM = FULL             # no memory for the next row
 
 cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint is_first_waiter) except *:
     """Append rows until all are in the buffer, there is no memory, or other tasks should run. A row that cannot be sent
-    gets its error."""
+    gets an error."""
     cdef int64_t budget = SLICE
     while True:
         try:
@@ -707,7 +707,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
     cdef int count = <int>PyList_GET_SIZE(topic.queues)
     cdef uint64_t inverse = <uint64_t>-1 // <uint64_t>count + 1
     cdef int64_t now = now_ms()
-    cdef object value, key, headers = None   # keep alive what the record points to
+    cdef object value, key, headers = None   # these keep alive the memory that the record points to
     assert refusals is None or PyList_GET_SIZE(refusals) >= count
     if rows.times == NULL:
         note_clock(rows, now)
@@ -776,7 +776,8 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
 
 
 cdef inline object read_bytes(Piece piece, Py_ssize_t row, str what, const char** data, Py_ssize_t* size):
-    """Point to the bytes of a row, size -1 for null. Return the Python object that keeps them alive, if any."""
+    """Point `data` to the bytes of a row; `size` is -1 for null. Return the Python object that keeps them alive, if
+    any."""
     cdef object found
     if piece is None:
         size[0] = -1
@@ -821,7 +822,7 @@ cdef int64_t timestamp_at(Column column, Py_ssize_t row, int64_t now) except? -1
 
 
 cdef int partition_at(Column column, Py_ssize_t row) except? -1:
-    """Return the partition that a row names, or -1."""
+    """Return the partition that a row names; -1 if it names none."""
     cdef Piece piece = column.at(row)
     cdef int64_t at = row - column.first
     cdef object found
@@ -847,7 +848,8 @@ cdef int partition_at(Column column, Py_ssize_t row) except? -1:
 
 
 cdef object read_row_headers(Column column, Py_ssize_t row, Py_ssize_t* total):
-    """Count the bytes of a row's headers. Return the headers if they are Python objects, None if they are in Arrow."""
+    """Count the bytes of a row's headers. Return the headers if they are Python objects, None if they are Arrow
+    data."""
     cdef Piece piece = column.at(row)
     cdef int64_t first, end, at
     cdef const char* data = NULL
@@ -905,14 +907,14 @@ def murmur2_partitions(keys, int partitions):
     """Return the partition of each key of a column, as Java's default partitioner and that of `Producer` choose it.
 
     Args:
-        keys: a list of bytes or None, or Arrow data, as `send_many` takes them.
+        keys: a list of bytes or None, or Arrow data, as for `send_many`.
         partitions: the number of the topic's partitions.
 
     Returns:
-        A number for each key, array("i"); -1 where the key is null, which may go anywhere.
+        An array("i") with a number for each key; -1 for a null key, whose record may go to any partition.
 
     Raises:
-        InvalidRecordError: the keys are of another type, or partitions is less than 1.
+        InvalidRecordError: the keys have another type, or partitions is less than 1.
     """
     cdef Column column
     cdef Piece piece

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, freethreading_compatible=True
-"""The compiled part of a record's path: `send` -> partition -> append, and from the answer back to the delivery.
+"""The compiled part of a record's path: from `send` to the batch, and from the broker's answer back to the delivery.
 
 This code runs once per record; everything that runs once per batch or less is Python (producer.py, accumulator.py,
 batch.py). The tests compare the encoder with a plain-Python one, tests/support/oracle.py.
@@ -13,8 +13,9 @@ batch.py). The tests compare the encoder with a plain-Python one, tests/support/
     BufferMemory  the bytes that may be buffered
     Rows          the columns of one send_many call, and the partition of each row (_columns.pxi)
 
-The thread of the event loop writes all of it. Other threads complete and compress batches, and read and drop deliveries
-(the blocking producer). For Pythons without the GIL, a Mutex or an atomic access guards the state that they share.
+The event loop's thread writes all of this state. Other threads complete and compress batches, and (with the blocking
+producer) read and drop deliveries. In Pythons without the GIL, a Mutex or an atomic access guards the state that
+threads share.
 """
 
 cimport cython
@@ -65,8 +66,8 @@ cdef extern from *:
 cdef extern from "_portable.h":
     void aioproducer_prefetch(const char* at) noexcept nogil
     int64_t now_ms "aioproducer_now_ms"() noexcept nogil  # since 1970
-    # Held for a few assignments only, and never while Python code may run. Dropping the last reference to an object may
-    # run Python code.
+    # A mutex is held only for a few assignments, and never while Python code may run. Dropping the last reference to an
+    # object may run Python code.
     ctypedef struct Mutex "aioproducer_mutex":
         pass
     void lock "aioproducer_lock"(Mutex* mutex) noexcept nogil
@@ -80,9 +81,9 @@ cdef extern from "_portable.h":
 DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
-DEF RECORD_COST = 512          # bytes that each record counts besides its own
-DEF LARGE = 4 << 20            # size from which a thread copies a value: 100 MiB would block the loop for 60 to 200 ms
-DEF STICKY_LEAST = 16 << 10    # bytes without a key before a switch of the partition between two batches (Java's size)
+DEF RECORD_COST = 512          # bytes that each record counts in addition to its own
+DEF LARGE = 4 << 20            # size from which a thread copies a value; 100 MiB would block the loop for 60 to 200 ms
+DEF STICKY_LEAST = 16 << 10    # bytes without a key after which the partition may change between batches (as in Java)
 
 HEADER_SIZE = HEADER
 LARGE_RECORD = LARGE
@@ -127,7 +128,7 @@ cdef inline char* put_varint(char* at, int64_t value) noexcept nogil:
 
 
 cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogil:
-    """Read what put_varint wrote. Does not check its input."""
+    """Read a varint that put_varint wrote. The input is not checked."""
     cdef uint64_t result = 0
     cdef int shift = 0
     while at[0] & 0x80:
@@ -177,7 +178,7 @@ cdef uint32_t murmur2_of(const unsigned char* data, Py_ssize_t size) noexcept no
 
 
 def murmur2(key):
-    """Java's murmur2 of `key` as a signed 32-bit integer. The partition is `& 0x7fffffff`, modulo the count."""
+    """Return Java's murmur2 of `key` as a signed 32-bit integer. The partition is (hash & 0x7fffffff) % partitions."""
     cdef const unsigned char[::1] view = key
     cdef uint32_t h = murmur2_of(&view[0] if view.shape[0] else NULL, view.shape[0])
     return <int32_t>h
@@ -199,7 +200,7 @@ cdef class BufferMemory:
         self.waiters = 0
 
     cpdef bint take(self, int64_t size) noexcept:
-        """Reserve bytes. Return False, without reserving any, if there are too few."""
+        """Reserve `size` bytes. If fewer are available, reserve none and return False."""
         if size > self.available:
             return False
         self.available -= size
@@ -220,15 +221,15 @@ DEF LARGEST_SPARE = 256 * 1024
 cdef char* spare_data[SPARE_BUFFERS]
 cdef Py_ssize_t spare_capacity[SPARE_BUFFERS]
 cdef int spares = 0
-cdef Mutex of_spares           # the event loops of a process share them
+cdef Mutex of_spares           # guards the spare buffers, which all event loops of a process share
 
 
 cdef char* allocate(Py_ssize_t* capacity) except NULL:
     """Allocate at least `capacity` bytes.
 
     The allocator returns large blocks to the system and gets them back page by page, which took a tenth of the total
-    time. Therefore up to 64 MiB (the default of buffer_memory) of blocks without any view (RecordsBuffer.__dealloc__)
-    are kept.
+    time. Therefore, blocks that are no longer in use (RecordsBuffer.__dealloc__) are kept, up to 64 MiB (the default of
+    buffer_memory).
     """
     global spares
     cdef int i
@@ -265,7 +266,7 @@ cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
 
 
 def spare_memory():
-    """Return the bytes that are kept for later batches, by all producers of this process together."""
+    """Return the number of bytes that are kept for later batches by all producers of this process together."""
     cdef int64_t total = 0
     cdef int i
     lock(&of_spares)
@@ -277,10 +278,10 @@ def spare_memory():
 
 @cython.final
 cdef class RecordsBuffer:
-    """The encoded records of one batch. It grows while the batch is open. After that only a large value is copied into
-    its place (complete_records), before the batch is sent.
+    """The encoded records of one batch. The buffer grows while the batch is open. After that, it changes only if a
+    large value is copied into its place (complete_records), before the batch is sent.
 
-    Each view keeps it alive, so another batch cannot overwrite bytes that a transport is still writing.
+    Each view keeps the buffer alive, so another batch cannot overwrite bytes that a transport is still writing.
     """
 
     cdef char* data
@@ -337,9 +338,9 @@ cdef object _DONE = BatchState.DONE
 
 
 cdef class Batch:
-    """The encoded records of one partition, and the deliveries that are waited for.
+    """A batch of encoded records of one partition, and the deliveries that have callbacks.
 
-    The base of batch.ProducerBatch: the states, and the part that each record touches.
+    The base class of batch.ProducerBatch, with the states and everything that is used for each single record.
     """
 
     cdef public PartitionQueue queue
@@ -361,7 +362,7 @@ cdef class Batch:
     cdef Py_ssize_t late_at
     cdef object loop
     cdef list waiters
-    """Deliveries that have callbacks; None if there are none."""
+    """The deliveries that have callbacks; None if there are none."""
     # the result, written once
     cdef readonly int64_t base_offset
     cdef readonly int64_t log_append_time
@@ -370,24 +371,24 @@ cdef class Batch:
     cdef public dict record_errors
     """The errors of single records, by index, where they differ from the batch's error."""
     cdef set retrieved
-    """The indexes of record errors that were retrieved; None before the first record error."""
+    """The indexes of the records whose own errors were retrieved; None before the first record error."""
     cdef readonly set ended_early
     """The indexes of records that ended before the batch; None before the first one."""
     cdef uint8_t has_ended_early   # a flag: `ended_early` is not None
     cdef readonly list withdrawn
     """The indexes, ascending, of records that are left out because they ended before the first attempt."""
     cdef readonly list left_out
-    """The withdrawn indexes that the encoded records already lack."""
+    """The withdrawn indexes whose records have already been removed from the encoded records."""
     cdef readonly int unretrieved
     """The number of deliveries that were dropped before their result was retrieved."""
     cdef public bint is_due
-    """The batch is sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a large record,
-    a caller waits for it, or its node is hurried (Accumulator.hurry_node)."""
+    """True if the batch is sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a large
+    record, a caller waits for it, or its node is hurried (Accumulator.hurry_node)."""
     cdef readonly list parts
     """The parts of a batch that was split: (first index, Batch), ascending. Each delivery moves to one of them."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
-        # Both count the bytes of records, without the header of the batch.
+        # `capacity` and `limit` count the bytes of records, without the header of the batch.
         self.queue = queue
         self.loop = loop
         self.buffer = RecordsBuffer(capacity)
@@ -412,7 +413,7 @@ cdef class Batch:
         return memoryview(self.buffer)
 
     def freeze(self):
-        """Accept no more records. Return the number of reserved bytes that were not used."""
+        """Close the batch to further records. Return the number of reserved bytes that were not used."""
         cdef int64_t surplus
         assert self.state is _OPEN
         self.state = _CLOSED
@@ -471,7 +472,7 @@ cdef class Batch:
             if self.state is not _OPEN or (self.record_count and not has_room(self, most, None)):
                 return False
             if self.record_count == 0 and most > self.buffer.capacity:
-                self.buffer.resize(most)   # a record larger than a batch has one of its own
+                self.buffer.resize(most)   # a record larger than a batch gets a batch of its own
                 self.reserved = most
             write_record(self, &record, headers)
             self.last_timestamp = record.timestamp
@@ -484,7 +485,7 @@ cdef class Batch:
         return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
 
     def another(self, Delivery delivery):
-        """Return a second delivery of the same record, which is independent of a cancellation of the first."""
+        """Return a second delivery of the same record, which is not affected if the first one is cancelled."""
         cdef Delivery second = new_delivery(self, delivery.index, delivery.timestamp)
         second.flags = SECOND
         return second
@@ -504,8 +505,8 @@ cdef class Batch:
         return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.retrieved or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
-        """End the batch without an error of its own. `base_offset` is that of its first record in the log; -1 if it is
-        unknown, or if no record was sent."""
+        """End the batch without an error of its own. `base_offset` is the offset of its first record in the log; -1 if
+        it is unknown, or if no record was sent."""
         assert self.state is not _DONE
         self.base_offset = base_offset
         self.log_append_time = log_append_time
@@ -546,7 +547,7 @@ cdef class Batch:
         return len(indexes)
 
     def have_ended(self, int first, int end):
-        """Whether each record from index `first` up to `end` has its result."""
+        """Return whether each record from index `first` up to `end` has its result."""
         return self.state is _DONE or (
             self.ended_early is not None and self.ended_early.issuperset(range(first, end)))
 
@@ -595,7 +596,7 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # Which records no longer have a delivery is unknown; only the maximum of their number is known.
+            # It is not known which records no longer have a delivery; only the maximum of their number is known.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
@@ -627,7 +628,7 @@ cdef list original_indexes(Batch batch):
 
 
 cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
-    """Copy the records of `old` for which `kept`, by position, is true into the batch, and count them."""
+    """Copy into the batch those records of `old` whose item in `kept` is true, and count them."""
     cdef RecordsBuffer new = batch.buffer
     cdef const char* at = old.data
     cdef const char* after
@@ -831,7 +832,8 @@ cdef class Delivery:
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
-        """Cancel the wait of every task that awaits it; False if it has a result already. The record is still sent."""
+        """Cancel the wait of every task that awaits it. Return False if it already has a result. The record is still
+        sent."""
         if has_ended(self):
             return False
         self.state = CANCELLED
@@ -885,7 +887,7 @@ cdef class Delivery:
             return 0
         all = self.callbacks if type(self.callbacks) is list else [self.callbacks]
         kept = [entry for entry in all if entry[0] != callback]
-        self.callbacks = kept      # an empty list means that the batch still has it in its list of waiters
+        self.callbacks = kept      # an empty list means that the delivery is still among the batch's waiters
         return len(all) - len(kept)
 
     def _make_cancelled_error(self):
@@ -912,7 +914,8 @@ cdef class Delivery:
 
 
 cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) except -1:
-    """The am_send slot, which `await` calls instead of __next__. It avoids a StopIteration for each result."""
+    """Implement the am_send slot, which `await` calls instead of __next__. It avoids a StopIteration for each
+    result."""
     cdef Delivery self = <Delivery>itself
     cdef object answer
     result[0] = NULL
@@ -938,7 +941,7 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
 
 
 cdef inline int let_wait(Delivery delivery) except -1:
-    """Let the batch call its callbacks."""
+    """Add a delivery to those whose callbacks its batch schedules."""
     if delivery.batch.waiters is None:
         delivery.batch.waiters = []
     delivery.batch.waiters.append(delivery)
@@ -949,7 +952,7 @@ cdef inline bint has_ended(Delivery delivery) except -1:
     cdef bint ended, may_have_ended_early, is_split
     while True:
         lock(&delivery.mutex)
-        # The state first: a batch that was split has its parts before it is DONE.
+        # Read the state first: a batch that is split gets its parts before it is DONE.
         ended = flag_is_set(&delivery.state) or flag_is_set(&delivery.batch.ended)
         is_split = delivery.batch.parts is not None
         may_have_ended_early = flag_is_set(&delivery.batch.has_ended_early)
@@ -960,14 +963,14 @@ cdef inline bint has_ended(Delivery delivery) except -1:
 
 
 cdef bint ended_early(Delivery delivery) except -1:
-    """Whether its record ended before the batch, possibly before this delivery was created."""
+    """Return whether the delivery's record ended before its batch, possibly before the delivery was created."""
     cdef int index
     cdef Batch batch = batch_of(delivery, &index)
     return batch.ended_early is not None and index in batch.ended_early
 
 
 cdef bint follow(Delivery delivery) except -1:
-    """If the batch was split, move the delivery to the part with its record. Return whether it was."""
+    """If the batch was split, move the delivery to the part with its record. Return whether the batch was split."""
     cdef Batch left = None, taken = None
     cdef int index, first = 0
     lock(&delivery.mutex)
@@ -989,7 +992,7 @@ cdef bint follow(Delivery delivery) except -1:
 
 
 cdef inline Batch batch_of(Delivery delivery, int* index):
-    """Return the batch that contains its record now, and the index there."""
+    """Return the batch that now contains the delivery's record, and set `index` to the record's index there."""
     cdef Batch batch = None
     while True:
         lock(&delivery.mutex)
@@ -1004,7 +1007,7 @@ cdef inline Batch batch_of(Delivery delivery, int* index):
 
 cdef inline object error_of(Delivery delivery, Batch batch, int index):
     """Return a copy of the error. A traceback on the batch's own error would refer to the frame of the awaiting task,
-    which refers to the delivery, a cycle that the garbage collector cannot see."""
+    and that frame to the delivery: a cycle that the garbage collector cannot see."""
     cdef bint is_second = delivery.flags == SECOND
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
@@ -1050,7 +1053,7 @@ cdef int schedule_callbacks(Delivery delivery, call_soon=None) except -1:
 cdef class PartitionQueue:
     """The batches of one partition that are not in flight, oldest first; the last one may be open.
 
-    The accumulator owns it. The record's path writes only `tail`.
+    The accumulator owns the queue. The code in this file writes only `tail`.
     """
 
     cdef readonly str topic
@@ -1064,9 +1067,9 @@ cdef class PartitionQueue:
     cdef public double retry_at
     """The loop time before which nothing is sent again after an error; 0 without an error."""
     cdef public object sequence
-    """idempotence.PartitionSequence"""
+    """The idempotence.PartitionSequence; None until it is needed."""
     cdef public int size_hint
-    """Bytes of the last batch, which the next batch reserves first."""
+    """The size of the last batch in bytes; the next batch first reserves as much."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
 
@@ -1103,7 +1106,7 @@ cdef class Topic:
 
 @cython.final
 cdef class _YieldOnce:
-    """An awaitable, for one use, that lets the other tasks of the loop run."""
+    """A single-use awaitable that lets the other tasks of the loop run."""
 
     cdef bint taken
 
@@ -1119,8 +1122,8 @@ cdef class _YieldOnce:
 
 @cython.final
 cdef class Gate:
-    """Whether records may be appended. With transactions, transactions/state.py opens the gate while a transaction is
-    open."""
+    """Controls whether records may be appended. With transactions, transactions/state.py opens the gate while a
+    transaction is open."""
 
     cdef public bint is_open
 
@@ -1146,14 +1149,14 @@ cdef class RecordPath:
     cdef bint is_running
     cdef bint was_closed
     cdef public object _tracer     # see observe/tracing.py; None if there is no tracer
-    cdef bint takes_fast_path      # no serializers, interceptors or partitioner of the user, no partitions of others
+    cdef bint takes_fast_path      # no user code (serializers etc.), no part in another producer's transaction
 
     def __cinit__(self, *args, **settings):
         self._gate = Gate()
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
               bint takes_fast_path):
-        """Let `send` append from now on. Called by start()."""
+        """Allow `send` to append from now on. Called by start()."""
         self.topics = accumulator.topics
         self.loop = loop
         self.accumulator = accumulator
@@ -1186,7 +1189,7 @@ cdef class RecordPath:
         self._check_usable()
 
     def _check_place(self):
-        """Raise in a process or loop other than that of start()."""
+        """Raise an error in any process or loop other than that of start()."""
         if self.loop is None:
             return
         if self.generation != _generation:
@@ -1323,7 +1326,7 @@ cdef class RecordPath:
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint is_first_waiter):
         """Append a record to a partition of a known topic. Return None if there is no memory for it now.
 
-        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait behind them.
+        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait for the others.
         """
         return append(self, topic, value, key, partition, timestamp_ms, headers, is_first_waiter)
 
@@ -1331,7 +1334,7 @@ cdef class RecordPath:
         """Append rows of send_many: ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
 
         `refusals`, if not None: for each partition, None if this producer may write to it, or the error of its rows.
-        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait behind them.
+        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait for the others.
         """
         return append_rows(self, topic, rows, refusals, is_first_waiter)
 
@@ -1340,7 +1343,7 @@ cdef Delivery append_known(RecordPath self, topic, value, key, partition, timest
     """Append a record if that needs no wait; otherwise return None."""
     cdef Delivery delivery
     cdef bint is_rejected = True
-    try:                            # `except` would save the state of exceptions for each record, `finally` does not
+    try:                            # `except` would save the exception state for each record; `finally` does not
         delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
         is_rejected = False
         return delivery
@@ -1353,8 +1356,8 @@ cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition
     cdef PyObject* found
     cdef Topic topic
     cdef int number = -1
-    # In its own thread, the producer's loop is the running loop if it runs at all. On Python 3.11, asyncio's look-up
-    # costs a system call.
+    # In its own thread, the producer's loop is the running loop if it runs at all. On Python 3.11, asyncio needs a
+    # system call to look up the running loop.
     if (not self.is_running or not self._gate.is_open or self.generation != _generation or self.thread != PyThread_get_thread_ident()
             or not self.is_loop_running()):
         self._check_may_append()
@@ -1390,7 +1393,7 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
 
 cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bytes late_value,
                             bint is_first_waiter):
-    """`late_value`: a value that a thread will copy, with NULL as `record.value`; otherwise None."""
+    """Append a record. `late_value` is a value that a thread will copy (`record.value` is NULL then), or None."""
     cdef PartitionQueue queue
     cdef Batch batch
     cdef bint is_sticky = number < 0 and record.key_size < 0
@@ -1470,7 +1473,8 @@ cdef inline void release_views(int views, Py_buffer* key_view, Py_buffer* value_
 
 
 cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
-    """An upper bound: length, timestamp delta (up to 10 bytes), offset delta, two sizes, attributes, the bytes."""
+    """Return an upper bound: length, timestamp delta (up to 10 bytes), offset delta, two sizes, attributes, the
+    bytes."""
     return (6 * LONGEST_VARINT + 1 + record.headers_size + (record.key_size if record.key_size > 0 else 0)
             + (record.value_size if record.value_size > 0 else 0))
 
@@ -1517,8 +1521,8 @@ cdef int write_record(Batch batch, Record* record, headers) except -1:
 
 
 cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
-    """Whether `most` bytes fit into the open batch. Grows the batch if needed, as far as `memory` (None: no limit)
-    allows."""
+    """Return whether `most` bytes fit into the open batch. If needed, grow the batch with bytes from `memory` (None: no
+    limit)."""
     cdef RecordsBuffer buffer = batch.buffer
     cdef Py_ssize_t needed = buffer.size + most
     cdef Py_ssize_t before = buffer.capacity
@@ -1543,11 +1547,11 @@ cdef bint has_room(Batch batch, Py_ssize_t most, BufferMemory memory) except -1:
 
 
 cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
-    """Return the partition of records without a key: the same until it has received `batch_size` bytes (KIP-794).
+    """Return the partition for records without a key: the same one until it has received `batch_size` bytes (KIP-794).
 
-    The switch waits until the batch is full, up to twice that size, so that it does not leave a partial batch behind.
-    If the last batch was sent before it was full (linger, flush), 16 KiB are enough: the switch makes no batch smaller.
-    The caller counts the bytes once the record is in its batch.
+    The switch to the next partition waits until the batch is full or the partition has received twice as many bytes, so
+    as not to leave a partial batch behind. If the last batch was sent before it was full (linger, flush), 16 KiB are
+    enough, because the switch then makes no batch smaller. The caller counts the bytes once the record is in its batch.
     """
     cdef Batch tail
     if topic.sticky_partition >= 0:
@@ -1564,7 +1568,8 @@ cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
 
 
 def whole_number(value):
-    """Return `value` as an int if operator.index accepts it (IntEnum, numpy's integers). None for bool and others."""
+    """Return `value` as an int if operator.index accepts it (IntEnum, numpy's integers); otherwise, and for bool,
+    None."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -1601,13 +1606,13 @@ cdef bint get_view(data, Py_buffer* view, str what) except -1:
         format, size = view.format.decode(errors="replace"), view.itemsize
         PyBuffer_Release(view)
         raise InvalidRecordError(
-            f"the {what} is a {type(data).__name__} of format {format!r} with {size} bytes an item, not of bytes "
-            f"(format 'B'); to send its memory as it is, give its tobytes()", argument=what)
+            f"the {what} is a {type(data).__name__} of format {format!r} with {size} bytes per item, not of bytes "
+            f"(format 'B'); to send its memory unchanged, pass its tobytes()", argument=what)
     return True
 
 
 cdef inline bint holds_bytes(Py_buffer* view) noexcept nogil:
-    """Whether each item is one byte: formats B, b and c of struct, possibly after a byte order (ctypes)."""
+    """Return whether each item is one byte: format B, b or c of struct, possibly after a byte order (ctypes)."""
     cdef const char* format = view.format
     if format[0] in (b"<", b">", b"=", b"@", b"!"):
         format += 1

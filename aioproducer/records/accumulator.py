@@ -1,8 +1,8 @@
-"""Batches waiting to be sent, one deque per partition, and the memory that they may hold.
+"""Keeps the batches that wait to be sent, one deque per partition, and the memory that they occupy.
 
-The user's task appends, through the compiled path, which asks here for each new batch; the sender drains. Nothing here
-touches a socket. Nothing interleaves between two awaits. Callers that wait for memory are served first come, first
-served."""
+The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
+drains the batches. Nothing here touches a socket. Nothing interleaves between two awaits. Callers that wait for memory
+are served first come, first served."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 NO_NODE = NO_LEADER
 SMALLEST_BATCH = 1024
-"""Bytes that a partition's first batch reserves; later ones start with what their predecessor used."""
+"""The number of bytes that a batch reserves first, unless its predecessor in the partition used more."""
 PAUSE_OF_WEIGHING = 20e-6
 """Seconds per partition between two measurements of a topic's load; one measurement takes a twentieth of that."""
 
 MOST_REBUILDS = 3
-"""The number of times that a thread compresses a batch again because some of its records timed out."""
+"""The maximum number of times that a thread compresses a batch again because some of its records timed out."""
 
 
 class Accumulator:
@@ -57,7 +57,7 @@ class Accumulator:
         self.compressor = make_compressor(self._compression_ended)
         # A batch must fit into a request; a single record that does not fit is rejected earlier.
         self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
-        # looked up by the record's path
+        # read by the compiled record path
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
         self.lock = AppendLock(
@@ -68,12 +68,13 @@ class Accumulator:
             core.metrics.buffer_wait,
         )
         self._closed = False
-        # every partition of every topic ever written to: sequence numbers outlive metadata
+        # every partition of every topic that was ever written to, because sequence numbers outlive metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._applied_info: dict[str, TopicInfo] = {}
-        """The metadata that assigned each topic's queues to leaders; the same object as long as nothing changes."""
+        """The metadata by which each topic's queues were last assigned to leaders; the same object until the topic
+        changes."""
         self._orders = count()
-        # what has to be sent
+        # batches to be sent
         self._filled: dict[PartitionQueue, None] = {}
         """Queues that have batches, in the order of their first batch."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
@@ -85,7 +86,7 @@ class Accumulator:
         self._abandoned: set[ProducerBatch] = set()
         """Batches that were sent and have no live record left; they are not sent again."""
         self._flushing = 0
-        # partitions of records without a key
+        # the choice of partitions for records without a key
         self._available: dict[str, list[int]] = {}
         self._weighed: dict[str, float] = {}
         """The loop time until which the measured load of a topic is used."""
@@ -161,7 +162,7 @@ class Accumulator:
         return batch
 
     def hurry(self, batch: ProducerBatch) -> None:
-        """Let the sender's next pass send an open batch that a caller waits for. The caller has set its `is_due`."""
+        """Make the sender's next pass send an open batch whose delivery is awaited. Its `is_due` is already set."""
         if batch.state is BatchState.OPEN:
             self._make_ready(batch.queue)
             self._wake.set()
@@ -207,7 +208,7 @@ class Accumulator:
             for queue in topic.queues:
                 self._set_leader(queue, NO_NODE)
             if name not in cluster.topics:
-                # Dropped as idle, or deleted for good: the next record requests its metadata again.
+                # The topic was dropped as idle, or deleted: its next record requests the metadata again.
                 del self.topics[name]
                 self._leaders.forget(name)
         for queue in self._filled:
@@ -222,7 +223,8 @@ class Accumulator:
             self._make_ready(queue)
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
-        """Return the nodes that have a due batch (NO_NODE: the leader is unknown), and when to check again."""
+        """Return the nodes that have a due batch (NO_NODE: the leader is unknown), and the loop time of the next
+        check."""
         times = []
         if self._config.linger > 0:
             for queue in self._lingers.end(now):
@@ -254,16 +256,17 @@ class Accumulator:
         return {queue.topic for queue in self._ready.get(NO_NODE, ())}
 
     def log_missing_leaders(self, now: float) -> None:
-        """Log the partitions that have lost their leader and have data: once, and then every 10 s."""
+        """Log the partitions that have data but no leader: once immediately, and then every 10 s."""
         waiting = self._ready.get(NO_NODE, ())
         self._leaders.note_waiting([(queue.topic, queue.partition) for queue in waiting], now)
 
     def due(self, node_id: int, now: float) -> list[PartitionQueue]:
-        """Return the partitions whose first batch is due for this node, those that have waited longest first."""
+        """Return the partitions whose first batch is due for this node, starting with the one that has waited
+        longest."""
         return [queue for queue in self._ready.get(node_id, ()) if queue.retry_at <= now]
 
     def complete_first(self, queue: PartitionQueue) -> ProducerBatch | None:
-        """Close the first batch of a partition, so that it can be sent; None while a thread compresses it."""
+        """Return the first batch of a partition, closed and ready to be sent; None while a thread compresses it."""
         batch: ProducerBatch = queue.batches[0]
         if batch.state is BatchState.OPEN:
             self._close(batch)
@@ -272,7 +275,7 @@ class Accumulator:
         return None if batch.is_being_compressed else batch
 
     def take(self, queue: PartitionQueue) -> bool:
-        """Take the first batch of a partition, which is sent now; return whether the batch behind it is also due.
+        """Remove the first batch of a partition, to be sent now. Return whether the batch behind it is also due.
 
         The partition moves behind the others of its node.
         """
@@ -287,15 +290,15 @@ class Accumulator:
         return False
 
     def serve_last(self, node_id: int) -> None:
-        """Let the next pass begin with the other nodes."""
+        """Move a node behind the others, so that the next pass begins with those."""
         if node_id in self._ready:
             self._ready[node_id] = self._ready.pop(node_id)
 
     def _drop_withdrawn(self, batch: ProducerBatch) -> None:
-        """Leave out the records whose own timeout has passed, and compress the others like any batch.
+        """Leave out the records whose own timeout has passed, and compress the remaining ones again.
 
-        More records may time out while a thread compresses. After MOST_REBUILDS attempts a large batch is therefore
-        sent uncompressed.
+        More records may time out while a thread compresses the batch. After MOST_REBUILDS attempts a large batch is
+        therefore sent uncompressed.
         """
         batch.drop_withdrawn()
         if batch.rebuilds <= MOST_REBUILDS:
@@ -312,7 +315,8 @@ class Accumulator:
     def withdraw(self, delivery: Delivery, error: BaseException) -> None:
         """End a record that was never sent. If it was the last live record of its batch, the batch ends as well.
 
-        An empty batch would keep its memory until a broker can be reached, and flush() and close() would wait for it.
+        Otherwise, the empty batch would occupy memory until a broker can be reached, and flush() and close() would
+        wait.
         """
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, True)
@@ -344,7 +348,7 @@ class Accumulator:
             self._wake.set()  # for the batches behind it
 
     def requeue(self, batch: ProducerBatch, retry_at: float) -> None:
-        """Put a batch back in its place, not to be sent before `retry_at`."""
+        """Put a batch back in its place in the queue. It is not sent again before `retry_at`."""
         queue = batch.queue
         place = 0
         while place < len(queue.batches) and queue.batches[place].order < batch.order:
@@ -359,7 +363,7 @@ class Accumulator:
             self._wake.set()
 
     def replace(self, batch: ProducerBatch, parts: list[tuple[int, ProducerBatch]], retry_at: float) -> None:
-        """Replace a batch by its parts, (first index, batch), which take over its memory."""
+        """Replace a batch with its parts, each given as (first index, batch). The parts take over its memory."""
         reserved = batch.take_reserved()
         for _, part in parts:
             part.reserved = min(part.size - HEADER_SIZE, reserved)
@@ -380,12 +384,12 @@ class Accumulator:
             self._abandon_if_empty(part)
 
     def holds(self, topic: str, partition: int) -> bool:
-        """Whether records of this partition are buffered or in flight."""
+        """Return whether records of this partition are buffered or in flight."""
         queue = self._queues.get((topic, partition))
         return queue is not None and bool(queue.batches or queue.in_flight)
 
     def hurry_node(self, node_id: int) -> None:
-        """Make all batches that are buffered for this node due."""
+        """Make the first buffered batch of each partition of this node due."""
         for queue in self._filled:
             if queue.node_id == node_id:
                 first: ProducerBatch = queue.batches[0]
@@ -393,7 +397,7 @@ class Accumulator:
                 self._make_ready(queue)
 
     def touch(self, queue: PartitionQueue) -> None:
-        """Let the next batch of a partition be sent, after an answer that it had to wait for."""
+        """Mark a partition as ready after an answer, if its next batch is due."""
         if queue.batches and self._is_due(queue):
             self._make_ready(queue)
 
@@ -431,8 +435,8 @@ class Accumulator:
                 group.pop(queue, None)
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Return the batches whose delivery timeout has passed, and those whose records all timed out one by one,
-        unless an answer may still arrive."""
+        """Return the batches whose delivery timeout has passed, and the batches without live records for which no
+        answer can arrive any longer."""
         found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
         for batch in self.incomplete:
             if batch.deadline > now:
@@ -486,9 +490,9 @@ class Accumulator:
     def _is_due(self, queue: PartitionQueue) -> bool:
         """Return whether the first batch need not wait for more records.
 
-        It is closed (full, built by the user, or sent before), or marked as due (`is_due`), or all batches are due
-        because a caller waits for memory, flush() or close(). An event that makes a batch due also calls
-        _make_ready(), or wakes the sender, which calls it in ready().
+        This is so if the batch is closed (full, built by the user, or sent before) or marked as due (`is_due`), or if
+        all batches are due because a caller waits for memory, flush() or close(). An event that makes a batch due also
+        calls _make_ready(), or wakes the sender, which calls it in ready().
         """
         first = queue.batches[0]
         return first.state is BatchState.CLOSED or first.is_due or self._everything_is_due()

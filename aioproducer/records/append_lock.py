@@ -6,8 +6,8 @@ is returned.
 
 It is not an asyncio.Lock, which wakes one caller at a time. Each caller would append its record and wait again with its
 next one before the last caller had its turn. A buffer that was full once would then accept one record per turn of the
-loop: 1,000 tasks reached 13,000 records/s with 1.2 records per request. They reach 46,000 records/s, with 150 per
-request, when returned memory serves all callers that it suffices for."""
+loop: 1,000 tasks reached 13,000 records/s with 1.2 records per request. When returned memory serves as many callers as
+it suffices for, they reach 46,000 records/s, with 150 per request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class AppendLock:
-    """The callers that wait for buffer memory, in order. Belongs to the event loop."""
+    """The callers that wait for buffer memory, in order. Used only in the event loop."""
 
     def __init__(
         self,
@@ -55,25 +55,25 @@ class AppendLock:
         self._closed = False
 
     def locked(self) -> bool:
-        """Return whether callers wait, so that no other record may be appended before theirs.
+        """Return whether callers wait. If so, no other record may be appended before theirs.
 
-        The compiled path reads `BufferMemory.waiters` instead, which is the number of these callers.
+        The compiled path reads `BufferMemory.waiters`, the number of these callers, instead.
         """
         return bool(self._waiting)
 
     async def append(self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms") -> T:
-        """Call `append` until it finds memory, behind the callers that already wait.
+        """Call `append` until it finds memory, after the callers that already wait.
 
         Args:
-            append: returns None as long as there is no memory.
-            deadline: loop time at which to stop waiting.
-            bound: the setting that the deadline comes from, for the error text.
+            append: a function that returns None as long as there is no memory.
+            deadline: the loop time at which to stop waiting.
+            bound: the setting or timeout that determines the deadline, for the error text.
 
         Raises:
             BufferTimeoutError: there was no memory before `deadline`.
             ProducerClosed: the producer was closed in the meantime.
 
-        If it is cancelled in the turn in which `append` succeeds, the record stays in the buffer.
+        If the wait is cancelled in the turn of the loop in which `append` succeeds, the record stays in the buffer.
         """
         began = self._loop.time()
         waiter: asyncio.Future[T] = self._loop.create_future()
@@ -98,9 +98,9 @@ class AppendLock:
             self._leave(waiter)
 
     def release(self) -> None:
-        """Append the records of waiting callers, in their order and in this turn of the loop, while there is memory.
+        """Append the records of waiting callers, in order and in this turn of the loop, as long as there is memory.
 
-        To be called whenever memory was returned.
+        Must be called whenever memory was returned.
         """
         if self._is_serving:
             return
@@ -116,7 +116,7 @@ class AppendLock:
             self._is_serving = False
 
     def close(self) -> None:
-        """Fail the callers that wait, and those that come later."""
+        """Fail the waiting callers, and all callers from now on."""
         self._closed = True
         self._watch.close()
         self.release()
@@ -128,7 +128,7 @@ class AppendLock:
             appended = append()
         except Exception as error:
             waiter.set_exception(error)
-            waiter.exception()  # the caller may be gone
+            waiter.exception()  # marks it as retrieved, since the caller may be gone
             return True
         if appended is None:
             return False

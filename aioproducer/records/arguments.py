@@ -1,4 +1,4 @@
-"""Checks of the arguments that several of the producer's calls take, before anything is buffered."""
+"""Checks the arguments that several of the producer's calls have in common, before anything is buffered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioproducer.types import is_buffer
 
 
 def check_is_bytes(data: object, part: str) -> None:
-    """Raise unless a key or value is a buffer, with the same text as the append."""
+    """Raise InvalidRecordError, with the same text as the append, unless a key or value is a buffer."""
     if not is_buffer(data):
         raise InvalidRecordError(
             f"the {part} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; encode it, or give "
@@ -48,6 +48,7 @@ def check_timeout(timeout: object, error_type: type[InvalidArgumentError] = Inva
 
 
 def describe(value: object) -> str:
-    """Return the repr of a number, and only the type of anything else, which may be a misplaced key or value."""
+    """Return the repr of a number or None, and only the type of anything else, which may be a misplaced key or
+    value."""
     is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
     return repr(value) if is_number or value is None else type(value).__name__

@@ -1,7 +1,7 @@
 """One batch of records and its states: open, closed, in flight, done.
 
-The accumulator opens and closes it; the sender numbers, sends and ends it. The records themselves, and the deliveries
-that wait for them, are in the compiled base class."""
+The accumulator opens and closes a batch; the sender numbers, sends and ends it. The records themselves, and the
+deliveries that wait for them, are in the compiled base class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SUMMED = struct.Struct(
 _NO_PRODUCER = (-1, -1, -1)
 _TRANSACTIONAL = 0x10
 NAMED = 0
-"""Stands for the id of a topic that was addressed by name."""
+"""Used in place of a topic id if the topic was addressed by name."""
 NO_TOPICS: frozenset[int] = frozenset()
 NO_REFUSALS: Mapping[int, int] = MappingProxyType({})
 
@@ -79,41 +79,41 @@ class ProducerBatch(Batch):
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
         self.order = order
-        """Position among all batches of the partition: the number of the batch when it was opened and, for part of a
-        batch that was split, the index of the part's first record."""
+        """The position among all batches of the partition: the number that the batch got when it was opened, and the
+        index of its first record if it is part of a batch that was split (otherwise 0)."""
         self.created = created
         self.deadline = deadline
         self.keeps_records = False
-        """Records are never left out because of their own timeouts (enable_gapless_order)."""
+        """True if records must not be left out when their own timeouts pass (enable_gapless_order)."""
         # set when the batch closes
         self.payload: bytes | memoryview = b""
         self.codec = Codec.NONE
         self.wire_size = HEADER_SIZE
-        """Bytes on the wire; final once the batch is compressed."""
+        """The size on the wire in bytes; final once the batch is compressed."""
         self.rebuilds = 0
         """The number of times that the batch was rebuilt without withdrawn records."""
         self.is_being_compressed = False
-        """A thread is copying its large record or compressing it."""
-        # set when the batch is numbered; from then on they identify these bytes
+        """True while a thread copies the batch's large value or compresses the batch."""
+        # set when the batch is numbered; from then on the numbers identify its bytes
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
         self.segments: tuple[bytes | memoryview, ...] = ()
         """The header and the records of a sealed batch, as they are sent."""
-        # its history so far
+        # the history of the batch
         self.attempts = 0
         self.maybe_persisted = False
-        """After some attempt, the records may be in the log."""
+        """True if an earlier attempt may have appended the records to the log."""
         self.doubted_in = NO_TOPICS
-        """The ids of the topics whose logs may have the records; NAMED for a topic that was addressed by name."""
+        """The ids of the topics whose logs may contain the records; NAMED for a topic that was addressed by name."""
         self.refusals: Mapping[int, int] = NO_REFUSALS
-        """The number of times that brokers answered these bytes with each error code."""
+        """The number of answers to this batch by error code."""
         self.moments: tuple[Moment, ...] = ()
-        """Events during its flight that end the batch unless it succeeds."""
+        """Events that occurred while the batch was in flight. They end the batch unless the attempt succeeds."""
         self.last_error: BaseException | None = None
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
         self.is_counted = False
-        """Set just before its records are counted by their outcome, so that metrics() in another thread does not also
+        """True from just before the records are counted by outcome, so that metrics() in another thread does not also
         count them as buffered."""
         self.note_unretrieved = note_unretrieved
 
@@ -125,7 +125,7 @@ class ProducerBatch(Batch):
         deadline: float,
         note_unretrieved: Callable[[ProducerBatch], None],
     ) -> None:
-        """Give a batch that the user built its place in a queue."""
+        """Assign a place in a queue to a batch that the user built."""
         self.queue = queue
         self.order = order
         self.created = created
@@ -133,7 +133,7 @@ class ProducerBatch(Batch):
         self.note_unretrieved = note_unretrieved
 
     def close(self) -> int:
-        """Accept no more records. Return the bytes of memory that the batch does not need."""
+        """Close the batch to further records. Return the number of reserved bytes that it does not need."""
         surplus = self.freeze()
         self.payload = self.records
         self.wire_size = HEADER_SIZE + len(self.payload)
@@ -151,17 +151,18 @@ class ProducerBatch(Batch):
 
     @property
     def live_count(self) -> int:
-        """The number of records whose result is the batch's, that is, without withdrawn ones."""
+        """The number of records that were not withdrawn and thus share the batch's result."""
         return self.record_count - len(self.withdrawn) + len(self.left_out)
 
     @property
     def has_live_records(self) -> bool:
-        """Whether at least one record has no error of its own."""
+        """Whether the batch has a record without an error of its own."""
         return len(self.record_errors or ()) < self.record_count + len(self.left_out)
 
     @property
     def may_withdraw(self) -> bool:
-        """Whether records can still be left out because the batch was never sent."""
+        """Whether records may still be left out: only before the batch is numbered or sent, and unless it
+        `keeps_records`."""
         is_new = self.attempts == 0 and not self.is_numbered
         return is_new and not self.keeps_records and self.state is not BatchState.DONE
 
@@ -209,23 +210,25 @@ class ProducerBatch(Batch):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome if the batch failed now: UNKNOWN once an attempt may have reached a log, else NOT_PERSISTED.
+        """The outcome if the batch failed now: UNKNOWN if an attempt may have reached a log, otherwise NOT_PERSISTED.
 
-        The batch's errors take it from here. An attempt in flight counts only after it is noted in `maybe_persisted`.
+        The errors of the batch have this outcome. An attempt in flight counts only after it is noted in
+        `maybe_persisted`.
         """
         return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
 
     def doubt(self, topic_id: int) -> None:
-        """Note that the records may be in the log of this topic after an attempt."""
+        """Note that an attempt may have appended the records to the log of this topic."""
         self.maybe_persisted = True
         self.doubted_in |= {topic_id}
 
     def may_be_in(self, topic_id: int) -> bool:
-        """Whether the records may be in the log of the topic with this id."""
+        """Return whether the records may be in the log of the topic with this id."""
         return (self.maybe_persisted and not self.doubted_in) or bool(self.doubted_in & {NAMED, topic_id})
 
     def leave_for(self, topic_id: int) -> None:
-        """Redirect the batch to the topic with this id, which cannot have the records yet. Discards the numbers."""
+        """Redirect the batch to the topic with this id, whose log cannot contain the records yet. Discard its
+        numbers."""
         assert not self.may_be_in(topic_id)
         self.maybe_persisted = False
         self.number(None, -1)
@@ -238,19 +241,20 @@ class ProducerBatch(Batch):
         self.segments = ()
 
     def seal(self) -> tuple[bytes | memoryview, ...]:
-        """Return the bytes to send, the same for each attempt. The header is built once the batch is numbered."""
+        """Return the bytes to send, which are the same for each attempt. The first call after numbering builds the
+        header."""
         assert self.is_whole
         if not self.segments:
             identity, first = self.identity, self.first_sequence
             numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)
-            # The transactional bit depends on the identity alone. A transactional batch without a producer id, or the
-            # reverse, would be appended outside any transaction, without an error.
+            # The transactional bit depends on the identity alone. A batch with the bit but without a producer id, or
+            # the reverse, would be appended outside any transaction, without an error.
             is_transactional = identity is not None and identity.is_transactional
             self.segments = (self._header(*numbers, is_transactional), self.payload)
         return self.segments
 
     def is_intact(self) -> bool:
-        """Whether the bytes that were sent still match the checksum in their header."""
+        """Return whether the bytes that were sent still match the checksum in their header."""
         if not self.segments:
             return True
         header, payload = self.segments
@@ -280,7 +284,8 @@ class ProducerBatch(Batch):
         return _UNSUMMED.pack(0, self.wire_size - LOG_OVERHEAD, -1, MAGIC, checksum) + summed
 
     def mark_sent(self, broker: int) -> None:
-        """Seal the batch for an attempt that begins now. A first attempt must be numbered before."""
+        """Seal the batch for an attempt that begins now. An idempotent producer numbers the batch before the first
+        attempt."""
         assert self.state is BatchState.CLOSED
         self.state = BatchState.IN_FLIGHT
         self.broker = broker
@@ -288,14 +293,14 @@ class ProducerBatch(Batch):
         self.seal()
 
     def mark_returned(self) -> None:
-        """Close the batch again after an attempt without success; it will be sent again."""
+        """Return the batch to the closed state after a failed attempt; it will be sent again."""
         assert self.state is BatchState.IN_FLIGHT
         self.state = BatchState.CLOSED
 
     def succeed(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None:
         """End the batch without an error of its own: the records are in the log or, with acks=0, were written.
 
-        Records with errors of their own end with these, and may be all records of the batch.
+        Records that have errors of their own end with those errors. This may apply to all records of the batch.
         """
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)
@@ -340,7 +345,7 @@ class FlushWait:
 
 
 Row = tuple[Any, Any, int | None, Headers | None]
-"""Value and key as they were given, timestamp and headers of a record."""
+"""The value and key of a record as they were given, its timestamp, and its headers."""
 
 
 def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> ProducerBatch:
@@ -387,7 +392,7 @@ class BatchBuilder:
 
         Raises:
             InvalidRecordError: a value is not bytes, a header is not (str, bytes), or a timestamp is negative.
-            SerializationError: a serializer raised an exception, which is the cause.
+            SerializationError: a serializer raised an exception (the `__cause__`).
             IllegalStateError: a serializer is async.
         """
         if self._is_closed:
@@ -406,19 +411,19 @@ class BatchBuilder:
         )
 
     def close(self) -> None:
-        """Accept no more records."""
+        """Close the batch to further records."""
         self._is_closed = True
 
     def closed(self) -> bool:
-        """Whether the batch accepts no more records because it is full, closed or sent."""
+        """Return whether the batch is closed to further records: full, closed or sent."""
         return self._is_closed
 
     def size(self) -> int:
-        """The size in bytes, uncompressed."""
+        """Return the uncompressed size in bytes."""
         return self._batch.size
 
     def record_count(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         return self._batch.record_count
 
     def replace_rows(self, rows: Iterable[Row], limit: int) -> None:
@@ -426,7 +431,7 @@ class BatchBuilder:
 
         Raises:
             InvalidRecordError, SerializationError: as `append`.
-            RecordTooLargeError: they exceed the limit.
+            RecordTooLargeError: the records exceed the limit.
             IllegalStateError: the batch was sent before.
         """
         self._check_is_unsent()
@@ -443,7 +448,7 @@ class BatchBuilder:
         self._batch = batch
 
     def take(self) -> ProducerBatch:
-        """Return the batch to be sent. Works once."""
+        """Return the batch to be sent. It can be taken until it has entered a queue."""
         self._check_is_unsent()
         batch = self._batch
         if batch.record_count == 0:
@@ -464,7 +469,7 @@ class BatchRecordMetadata(NamedTuple):
 
     offset: int
     size: int
-    """Bytes that the record takes."""
+    """The number of bytes that the record occupies in the batch."""
     timestamp: int
 
 

@@ -1,9 +1,9 @@
 """Completes and compresses closed batches, in the event loop or in a thread.
 
 Passing a batch to a thread and back costs more than compressing 8 KiB, and a compressing thread competes with a busy
-loop for the GIL. Therefore one job of a thread compresses all waiting batches, one after the other. With one or two
-processors, a thread would not get a processor of its own, so quick batches are compressed in the loop: about a
-millisecond per turn.
+loop for the GIL. Therefore one job in a thread compresses all waiting batches, one after the other. With one or two
+processors, a thread would not get a processor of its own, so quick batches are compressed in the loop, for up to about
+a millisecond per turn.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from aioproducer.records.batch import ProducerBatch
 Payload: TypeAlias = bytes | memoryview
 
 SMALL = 8 * 1024
-"""The size in bytes up to which a batch is not worth a thread, if the codec is quick."""
+"""The size in bytes up to which a batch is compressed in the loop rather than in a thread, if the codec is quick."""
 MOST_IN_LOOP = 0.5
-"""The maximum time in milliseconds for one batch in the loop."""
+"""The maximum time in milliseconds for compressing one batch in the loop."""
 MOST_IN_TURN = 1.0
-"""The maximum time in milliseconds for all batches in one turn of the loop."""
+"""The maximum time in milliseconds for compressing batches in one turn of the loop."""
 TELL_AFTER = 1.0
-"""Milliseconds of work after which a thread returns its batches even if more are waiting; enough for a large
-request."""
+"""The time in milliseconds after which a thread returns its finished batches even if more are waiting. By then, it has
+enough of them for a large request."""
 
 
 class BatchCompressor:
@@ -50,7 +50,7 @@ class BatchCompressor:
         *,
         gives_way: bool = True,
     ) -> None:
-        """Does not start anything.
+        """Create a compressor without starting a thread.
 
         Args:
             config: the settings.
@@ -158,7 +158,7 @@ class BatchCompressor:
             self._start_job()  # a batch arrived after the last check of the job
 
     def _compress_waiting_now(self, error: BaseException) -> None:
-        """Compress waiting batches in the loop, because a thread could not be started or did not continue."""
+        """Compress waiting batches in the loop, because a thread could not be started or has failed."""
         self._log.warning(
             "batches are compressed in the event loop, because no thread can be used: %r", error
         )
@@ -175,10 +175,10 @@ class BatchCompressor:
             if batch.state is not BatchState.DONE:
                 self._on_compressed(batch)
 
-    # ------------------------------------------------------------------------------------------- either of both
+    # ------------------------------------------------------------------------------------------- loop or thread
 
     def _completed_records(self, batch: ProducerBatch, payload: Payload) -> Payload | Exception:
-        """Return the complete, compressed records. May run in a thread, while the loop may end the batch."""
+        """Return the complete, compressed records. May run in a thread while the loop ends the batch."""
         try:
             batch.complete_records()
             return payload if self._codec is Codec.NONE else self._compress(payload)
@@ -203,7 +203,8 @@ def processor_count() -> int:
 
 
 def _give_way_to_the_loop() -> None:
-    """Give a compressing thread a lower priority than the loop; measured to help if processors are scarce."""
+    """Give a compressing thread a lower priority than the loop. Measurements show a benefit if processors are
+    scarce."""
     if sys.platform == "linux":
         with contextlib.suppress(
             OSError

@@ -1,4 +1,4 @@
-"""Producer id, epoch and the sequence numbers of each partition. Decides, but sends nothing.
+"""Keeps the producer id, its epoch, and the sequence numbers of each partition. It makes decisions but sends nothing.
 
 (producer id, epoch, topic id, partition, first sequence) permanently names one byte string. A broker that knows the
 name answers "success" without looking at the bytes: a name used twice is a silent loss."""
@@ -13,7 +13,7 @@ LAST_EPOCH = 2**15 - 1
 
 
 class ProducerIdentity(NamedTuple):
-    """The producer id and epoch from InitProducerId, with the epoch as raised since then (KIP-360)."""
+    """A producer id and epoch from InitProducerId. The epoch may have been raised since then (KIP-360)."""
 
     producer_id: int
     epoch: int
@@ -22,15 +22,15 @@ class ProducerIdentity(NamedTuple):
 
 
 def sequence_after(sequence: int, count: int) -> int:
-    """Return the sequence `count` records later; 0 follows 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
+    """Return the sequence number `count` records later; 0 follows 2**31 - 1 (DefaultRecordBatch.incrementSequence)."""
     return (sequence + count) & LAST_SEQUENCE
 
 
 class PartitionSequence:
     """The sequence state of one partition.
 
-    It is kept until the producer closes, even while the topic is missing from the metadata. After the topic was
-    re-created, it is kept as long as its epoch is in use."""
+    It is kept until the producer closes, even while the topic is missing from the metadata. If the topic is re-created,
+    the state of the former topic is kept as long as its epoch is in use."""
 
     __slots__ = ("confirmed_on", "has_gap", "identity", "next_sequence", "topic_id")
 
@@ -39,9 +39,10 @@ class PartitionSequence:
         self.identity: ProducerIdentity | None = None
         self.next_sequence = 0
         self.confirmed_on: tuple[ProducerIdentity, int] | None = None
-        """(identity, leader) of the last acknowledgement: this broker has state for this producer."""
+        """The (identity, leader) of the last acknowledgement; this leader has state for this producer."""
         self.has_gap = False
-        """A numbered batch failed: the following batches need a new epoch, unless a later batch is acknowledged."""
+        """True if a numbered batch failed: the following batches need a new epoch, unless a later batch is
+        acknowledged."""
 
     def adopt(self, identity: ProducerIdentity) -> None:
         self.identity = identity
@@ -51,17 +52,17 @@ class PartitionSequence:
 
 
 class Idempotence:
-    """The sequence numbers of one producer. The sender assigns them; the tasks that get an identity reset them."""
+    """The sequence numbers of one producer. The sender assigns them; the tasks that get a new identity reset them."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.identity: ProducerIdentity | None = None
-        """Changed by `use` only."""
+        """The identity for new batches; changed only by `use`."""
         self.needs_identity = enabled
-        """No batch can be numbered until a broker provides a producer id."""
+        """True while no batch can be numbered because no broker has provided a producer id yet."""
         self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
         self._replaced: set[tuple[UUID, int]] = set()
-        """The keys of topics that were re-created since; metadata that arrives late may still name them."""
+        """The keys of former topics, which have been re-created; outdated metadata may still name them."""
 
     def use(self, identity: ProducerIdentity | None) -> None:
         """Number batches under this identity from now on; with None, wait for another one."""
@@ -71,7 +72,7 @@ class Idempotence:
     def sequence_of(
         self, known: PartitionSequence | None, topic_id: UUID, partition: int
     ) -> PartitionSequence:
-        """Return the state of a partition of the topic with this id, zero if the cluster has no topic ids.
+        """Return the state of a partition of the topic with this id. The id is zero if the cluster has no topic ids.
 
         A topic that was re-created under the same name has another id and starts with new state. A topic whose id
         becomes known only now keeps its state: starting again at 0 under the same epoch would use a name twice.
@@ -101,8 +102,8 @@ class Idempotence:
     def may_be_in_flight(self, sequence: PartitionSequence, leader: int, most: int) -> int:
         """Return how many batches of the partition may be in flight to `leader`.
 
-        It is one until the first acknowledgement. A broker without state for the producer accepts any first sequence,
-        so a second batch that overtakes a rejected first one would exclude that one permanently (KAFKA-15591).
+        The limit is one until the first acknowledgement. A broker without state for the producer accepts any first
+        sequence, so if a second batch overtook a rejected first one, the first could never be appended (KAFKA-15591).
         """
         if not self.enabled:
             return 1
@@ -112,7 +113,8 @@ class Idempotence:
         return most if sequence.confirmed_on == (current, leader) else 1
 
     def begin(self, sequence: PartitionSequence) -> None:
-        """Start a new epoch if there is a gap. Called before numbering, while no batch of it is in flight."""
+        """Start a new epoch if there is a gap. Called before numbering, while no batch of the partition is in
+        flight."""
         if sequence.has_gap and sequence.identity == self.identity:
             self.bump()
         if self.identity is not None and sequence.identity != self.identity:
@@ -132,7 +134,7 @@ class Idempotence:
             self.use(None)
 
     def take(self, sequence: PartitionSequence, record_count: int) -> int:
-        """Return the first sequence of a new batch, and advance by its records."""
+        """Return the first sequence number of a new batch, and advance the sequence by its record count."""
         first = sequence.next_sequence
         sequence.next_sequence = sequence_after(first, record_count)
         return first

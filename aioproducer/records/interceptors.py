@@ -1,4 +1,4 @@
-"""Calls the user's interceptors: before anything else happens to a record, and once with its result.
+"""Calls the user's interceptors for each record: before anything else happens to it, and once with its result.
 
 An interceptor that raises an exception is logged and skipped, as in Kafka's ProducerInterceptors."""
 
@@ -22,15 +22,15 @@ class Interceptor(Protocol):
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
-        """Receive a record as it was passed to `send`, or as the previous interceptor returned it. Return it, or
-        another record."""
+        """Receive a record as it was passed to `send` or returned by the previous interceptor. Return this record or
+        another one."""
         ...
 
     def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord, /) -> None:
         """Receive the result of a record: its metadata, or its error with an `outcome`. Called once for each record.
 
-        `record` is the record as the last on_send returned it, passed by position. A method with one parameter receives
-        only the result.
+        `record` is the record that the last on_send returned; it is passed by position. A method with one parameter
+        receives only the result.
         """
         ...
 
@@ -44,10 +44,10 @@ class Interceptors:
         self._on_acknowledgement = [
             (call, _takes_record(call)) for call in _methods(interceptors, "on_acknowledgement")
         ]
-        """The methods, and whether they also receive the record."""
+        """Each on_acknowledgement method, and whether it also receives the record."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Return the record that the interceptors return."""
+        """Pass a record through all interceptors and return the resulting record."""
         for call in self._on_send:
             try:
                 result = call(record)
@@ -107,7 +107,7 @@ def _methods(interceptors: Sequence[Interceptor], name: str) -> list[Callable[..
 
 
 def _takes_record(method: Callable[..., object]) -> bool:
-    """Return whether the method has a second parameter that must be given, is named `record`, or is `*args`."""
+    """Return whether the method has `*args`, or a second parameter that is required or named `record`."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):

@@ -10,7 +10,8 @@ from aioproducer.config import ProducerConfig
 from aioproducer.records._record_path import PartitionQueue
 
 SECONDS_PER_BATCH = 50e-6
-"""Seconds per batch whose linger is over: about three times the cost of opening, sending and ending a small one."""
+"""The time in seconds that is allowed for each batch whose linger has ended: about three times the cost of opening,
+sending and ending a small batch."""
 LONGEST_REST = 0.5
 """The maximum number of seconds that a batch may linger beyond `linger_ms` because too many batches linger."""
 
@@ -23,15 +24,15 @@ class Lingers:
     in which they were opened.
 
     With thousands of partitions, each linger would end thousands of batches of one or two records. Sending them would
-    take longer than the linger, in which other records could have joined them. Therefore, when many lingers end
-    together, the next ones are postponed; this pause is called the rest. Only topics with more than their share of
-    these batches rest, and only while many of their batches are open. All other records wait only for their own
-    linger.
+    take longer than the linger itself, and in that time more records could join the next batches. Therefore, when many
+    lingers end together, the next ones are postponed; this pause is called the rest. Only topics with more than their
+    share of these batches rest, and only while many of their batches are open. All other records wait only for their
+    own linger.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
         self._linger = config.linger
-        # The rest of the delivery timeout, after the linger, is for the request.
+        # The request needs the time that remains of the delivery timeout after the linger.
         self._longest_rest = min(LONGEST_REST, config.request_timeout / 4)
         self._many = config.linger / SECONDS_PER_BATCH
         """The number of batches that can be sent within one linger."""
@@ -49,7 +50,7 @@ class Lingers:
     def add(self, queue: PartitionQueue, order: tuple[int, int], now: float) -> bool:
         """Let the open batch of a queue linger. Return whether it may be due before all others."""
         lingering = self._lingering
-        # Batches that cannot be sent in addition to the others also rest.
+        # Batches of other topics also rest if there are more of them than can be sent within one linger.
         if now < self._rests_until and queue.topic not in self._resting and len(self._prompt) < self._many:
             lingering = self._prompt
         lingering.append((now + self._linger, order, queue))

@@ -26,7 +26,7 @@ class PartitionChoice:
             self._function = ConsistentRandom(random)
         self._round_robins: dict[str, RoundRobin] | None = {} if kind == "round_robin" else None
         self.is_compiled = kind == "murmur2"
-        """The compiled path does all of the work, with Java's murmur2 and sticky partitions."""
+        """True if the compiled path chooses all partitions, with Java's murmur2 and sticky partitions."""
         self._known: dict[str, tuple[TopicInfo, tuple[int, ...], tuple[int, ...]]] = {}
         """The TopicInfo of each topic, with all its partitions and the available ones."""
 
@@ -34,8 +34,8 @@ class PartitionChoice:
         """Return the partition of a record with this key, or COMPILED_PATH_CHOOSES.
 
         Raises:
-            InvalidRecordError: the user's partitioner chose a partition that does not exist, or raised an exception,
-                which is the cause.
+            InvalidRecordError: the user's partitioner chose a partition that does not exist, or raised an exception
+                (the `__cause__`).
         """
         if self.is_compiled:
             return COMPILED_PATH_CHOOSES
@@ -58,7 +58,7 @@ class PartitionChoice:
     def _chosen(
         self, topic: str, key: bytes | None, every: Sequence[int], available: Sequence[int]
     ) -> object:
-        """Call the partitioner with copies of the lists, which it may change."""
+        """Call the partitioner with copies of the lists, since it may change them."""
         assert self._function is not None
         try:
             return self._function(key, list(every), list(available))

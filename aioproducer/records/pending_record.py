@@ -1,4 +1,4 @@
-"""A record between the call of `send` and its append, which has to wait for metadata, user code or room."""
+"""Defines PendingRecord, a record whose append has to wait for metadata, user code, or room in the buffer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from aioproducer.types import ProducerRecord
 
 
 class PendingRecord:
-    """A record that is not in the buffer yet, and its delivery once it is, even if its caller was cancelled."""
+    """A record that waits to be appended. `delivery` is set once it is in the buffer, even if the caller was
+    cancelled."""
 
     __slots__ = ("deadline", "delivery", "intercepted", "record", "transaction")
 
@@ -15,9 +16,9 @@ class PendingRecord:
         self.intercepted = record
         """The record as the interceptors returned it."""
         self.record = record
-        """The record as it will be appended: later with its serialized key and value, and its partition."""
+        """The record to be appended. Its key and value are serialized, and its partition is set, before the append."""
         self.transaction = transaction
-        """The number of the transaction that it belongs to."""
+        """The number of the transaction that the record belongs to."""
         self.deadline = deadline
-        """The loop time at which it must be in the buffer."""
+        """The loop time by which the record must be in the buffer."""
         self.delivery: Delivery | None = None

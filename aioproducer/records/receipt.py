@@ -15,7 +15,7 @@ from aioproducer.types import Outcome
 
 
 class Receipt:
-    """The results of all rows of one `send_many` call: `await` it until each row has its result.
+    """The results of all rows of one `send_many` call: `await` it to wait until every row has its result.
 
         receipt = await producer.send_many("orders", values, keys=keys)
         await receipt                  # raises SendManyError if a row failed; the others are in the log
@@ -23,8 +23,8 @@ class Receipt:
         receipt.errors                 # {row: error}
         await receipt.delivery(7)      # the RecordMetadata of row 7
 
-    Cancelling a task that awaits it has no effect on the rows. A failed row is logged and counted by `close()` unless
-    `errors` was read or the receipt was awaited, as with the delivery of a single record.
+    Cancelling a task that awaits the receipt has no effect on the rows. A failed row is logged and counted by `close()`
+    unless `errors` was read or the receipt was awaited, as with the delivery of a single record.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Receipt:
         """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """The waits for all rows, which the timeout of the call ends."""
+        """The current waits for all rows; the timeout of the call ends them."""
 
     def __len__(self) -> int:
-        """The number of rows of the call."""
+        """Return the number of rows of the call."""
         return self._rows.count
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Receipt:
         return f"<Receipt {self.topic}: {counted(len(self), 'row')}, {what}>"
 
     def done(self) -> bool:
-        """Whether every row has its result."""
+        """Return whether every row has its result."""
         return not self._pending()
 
     def __await__(self) -> Generator[Any, None, Receipt]:
@@ -67,7 +67,7 @@ class Receipt:
         return self
 
     async def wait(self) -> Receipt:
-        """Wait for all rows without raising; the caller reads `errors`."""
+        """Wait for all rows without raising an exception; read `errors` afterwards."""
         pending = self._pending()
         if pending:
             wait = FlushWait(self._loop, pending)
@@ -86,7 +86,7 @@ class Receipt:
         row, error = next(iter(errors.items()))
         outcomes = {getattr(error, "outcome", Outcome.UNKNOWN) for error in errors.values()}
         raise SendManyError(
-            f"{len(errors)} of {counted(len(self), 'row')} for topic {self.topic} failed, the first of them row {row}: "
+            f"{len(errors)} of {counted(len(self), 'row')} for topic {self.topic} failed; the first is row {row}: "
             f"{error}",
             errors=errors,
             outcome=Outcome.UNKNOWN if Outcome.UNKNOWN in outcomes else Outcome.NOT_PERSISTED,
@@ -94,8 +94,8 @@ class Receipt:
         )
 
     def call_when_done(self, callback: Callable[[dict[int, BaseException]], None]) -> None:
-        """Call `callback` with the errors of the rows when every row has its result. The errors still count as not
-        retrieved."""
+        """Call `callback` with the errors of the rows when every row has its result. This does not count as retrieving
+        the errors."""
 
         def tell(_: object) -> None:
             callback(self._errors(marks_retrieved=False))
@@ -120,8 +120,8 @@ class Receipt:
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The error of each row that failed so far. If its `outcome` is UNKNOWN, the row may be in the log all the
-        same."""
+        """The error of each row that failed so far. If its `outcome` is UNKNOWN, the row may nevertheless be in the
+        log."""
         self._is_seen = True
         return self._errors(marks_retrieved=True)
 
@@ -154,7 +154,7 @@ class Receipt:
 
         Raises:
             IndexError: the row does not exist.
-            InvalidRecordError and others as `send`: the reason why the row was not sent.
+            InvalidRecordError or another error of `send`: the reason why the row was not sent.
         """
         error = self._rows.errors.get(self._checked(row))
         if error is not None:
@@ -180,8 +180,8 @@ class Receipt:
         return rows
 
     def _leaves(self) -> Iterator[tuple[Batch, int, int, int]]:
-        """Yield (batch, index of the first record, number of rows, number of earlier rows of the partition); for a
-        batch that was split, its parts."""
+        """Yield (batch, index of the first record, number of rows, number of earlier rows of the partition) for each
+        batch. A batch that was split is replaced by its parts."""
         ranks: dict[int, int] = {}
         for span in self._rows.spans:
             partition = span.batch.queue.partition
@@ -234,7 +234,7 @@ def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int
 
 
 def _failed(batch: Batch) -> dict[int, BaseException]:
-    """Return the errors of single records, by index, for records that have their results."""
+    """Return the errors of single records that already have their results, by index."""
     errors = batch.record_errors or {}
     if batch.state is BatchState.DONE or not errors:
         return errors
@@ -243,7 +243,7 @@ def _failed(batch: Batch) -> dict[int, BaseException]:
 
 
 def _without(left_out: dict[int, BaseException], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of indexes from `first` up to `end`, without those in `left_out`."""
+    """Yield the ranges (start, end) of indexes from `first` up to `end` that are not in `left_out`."""
     for index in sorted(left_out):
         if first <= index < end:
             if first < index:

@@ -26,7 +26,7 @@ async def serialized(
     """Return the serialized `part`, "key" or "value", of a record; without a serializer, the value itself.
 
     Raises:
-        SerializationError: the serializer raised an exception, which is the cause, or did not return bytes.
+        SerializationError: the serializer raised an exception (the `__cause__`), or did not return bytes.
     """
     if serializer is None:
         return value
@@ -44,10 +44,10 @@ async def serialized(
 def serialized_now(
     serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
 ) -> Any:
-    """Like `serialized`, without waiting. `topic` is empty if it is not known yet.
+    """Return the serialized part like `serialized`, but without waiting. `topic` is empty if it is not known yet.
 
     Raises:
-        SerializationError: the serializer raised an exception, which is the cause, or did not return bytes.
+        SerializationError: the serializer raised an exception (the `__cause__`), or did not return bytes.
         IllegalStateError: the serializer is async.
     """
     if serializer is None:
@@ -85,7 +85,7 @@ def _check_result(serializer: Serializer, result: object, topic: str, part: str)
 
 
 def _failed(serializer: Serializer, topic: str, part: str, error: Exception) -> SerializationError:
-    # The error's text is not repeated: it may show the value.
+    # The text of `error` is left out because it may contain the value.
     return SerializationError(
         f"the {_named(serializer, part)} raised {type(error).__name__}{_for(topic)}; nothing was buffered",
         argument=part,

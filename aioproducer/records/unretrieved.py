@@ -15,7 +15,7 @@ GATHERING = 1.0
 
 
 class Unretrieved:
-    """The counts of one producer."""
+    """Counts the failed records of one producer whose results were not retrieved."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog) -> None:
         self.counts: dict[tuple[str, str], int] = {}
@@ -23,13 +23,14 @@ class Unretrieved:
         self._loop = loop
         self._log = log
         self._unlogged: dict[tuple[str, str], tuple[int, BaseException]] = {}
-        """The counts that were not logged yet, with the first error."""
+        """The counts that have not been logged yet, each with its first error."""
         self._timer: TimerHandle | None = None
         self._will_log = False
         self._is_closed = False
         self._logged_late: set[tuple[str, str]] = set()
-        """Kinds that were logged after the loop had stopped, when only the first failure of a kind is logged."""
-        # Reentrant, since a garbage collection while it is held may find more to count.
+        """The (topic, error name) pairs that were logged after the loop had stopped. Later failures of a pair are only
+        counted."""
+        # Reentrant, since a garbage collection may call add() while the lock is held.
         self._lock = threading.RLock()
 
     def add(self, topic: str, error: BaseException, count: int) -> None:
@@ -54,14 +55,15 @@ class Unretrieved:
             self.log()
 
     def _log_later(self) -> None:
-        """Start the timer of the log line, in the loop. After close(), which may leave no timer, log immediately."""
+        """Start the timer for the log line; runs in the loop. After close(), no timer may be left, so log
+        immediately."""
         if self._is_closed:
             self.log()
         elif self._timer is None:
             self._timer = self._loop.call_later(GATHERING, self.log)
 
     def log(self) -> None:
-        """Write a log line for each topic and error that was not logged yet."""
+        """Write a log line for each topic and error with unlogged counts."""
         with self._lock:
             unlogged, self._unlogged = self._unlogged, {}
             self._will_log = False
@@ -71,7 +73,7 @@ class Unretrieved:
             self._log.error("%s not delivered, and no caller has looked at the result: %s", what, error)
 
     def close(self) -> None:
-        """Log the remaining counts. From now on each failure is logged immediately."""
+        """Log the remaining counts. From now on, each failure is logged immediately."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,6 +1,6 @@
-"""Checks of addresses: what the user's filters return, and which IP addresses are rejected by default.
+"""Checks addresses: the results of the user's address filters, and the IP addresses that are rejected by default.
 
-Pure functions, which Brokers calls before it connects and the dialer before it opens a socket."""
+The functions do no I/O. Brokers calls them before it connects to a broker, and the dialer before it opens a socket."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def described(value: object) -> str:
     """Describe the result of a user's function for an error text. Closes the coroutine of an async function."""
     if inspect.iscoroutine(value):
         value.close()  # it is never awaited
-        return "a coroutine (it is an async function, and must be a plain one)"
+        return "a coroutine (use a plain function, not an async one)"
     if inspect.isawaitable(value):
-        return f"an awaitable {type(value).__name__} (it must be a plain function)"
+        return f"an awaitable {type(value).__name__} (use a plain function)"
     return escaped(repr(value), _MOST_SHOWN)
 
 
 def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: int) -> str | None:
-    """Return why no socket may be opened to this IP address of `host`; None if it may."""
+    """Return the reason why no socket may be opened to this IP address of `host`; None if one may be opened."""
     if ask is None:
         if is_link_local(address):
             return f"{address} is a link-local address; to allow it, set resolved_address_filter"
@@ -50,7 +50,7 @@ def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: in
     if allowed is True:
         return None
     if allowed is False:
-        return f"resolved_address_filter refuses {address}"
+        return f"resolved_address_filter rejected {address}"
     return (
         f"resolved_address_filter returned {described(allowed)} for {address}; it must return True or False"
     )
@@ -69,7 +69,7 @@ def is_link_local(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host stands for the machine itself: localhost, or a loopback address."""
+    """Return whether a host is this machine itself: localhost, or a loopback address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
 """Authenticates to a broker with SASL, and again before the session ends (KIP-152, KIP-368).
 
 Each connection has an Authentication, to which it passes a function that sends requests. The state machines in `sasl`
-create the messages, and nothing here stores them."""
+create the tokens, which this module does not store."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MAX_ROUNDS = 16
 """The maximum number of tokens in one authentication: SCRAM needs 2, GSSAPI about 4."""
 
 LONGEST_SESSION = 365 * 86400.0
-"""Seconds. A longer session is practically endless, and this limit prevents overflows of the clock."""
+"""The longest session in seconds. A longer one is treated as this long, which prevents overflows of the clock."""
 
 SHORTEST_SESSION = 1.05
 """The minimum number of seconds between two authentications of a connection. Kafka rejects earlier ones
 (KafkaChannel)."""
 
 Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
-"""Sends a request in a version and returns the answer."""
+"""Sends a request in the given version and returns the response."""
 Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
 """Runs one step of a mechanism, in a thread if it is slow."""
 
@@ -62,7 +62,7 @@ class Authentication:
             login: the source of the credentials.
             who: the connection, for error texts.
             host: the broker's name.
-            timeout: seconds for the user's credentials, and for a step of a machine.
+            timeout: the time limit in seconds for getting the credentials, and for each slow step of a machine.
             renew_at: the share of a session's lifetime after which to authenticate again.
         """
         self._login = login
@@ -81,7 +81,7 @@ class Authentication:
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
-        """Return a new machine. The time limit of a step also applies to the user's function, which may hang.
+        """Return a new machine with credentials. The user's function has the time limit of a step, because it may hang.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -102,10 +102,10 @@ class Authentication:
         raise BrokerConnectionError(f"{self._who}: no credentials within {self._timeout:g} s", written=False)
 
     async def run(self, mechanism: Mechanism, ask: Ask, versions: BrokerVersions) -> None:
-        """Authenticate; afterwards a session has begun.
+        """Authenticate, and begin a session.
 
         Raises:
-            AuthenticationError, UnsupportedSaslMechanismError, BrokerError: as `authenticate`.
+            AuthenticationError, UnsupportedSaslMechanismError, BrokerError: see `authenticate`.
             BrokerConnectionError: the connection broke, or a step of the machine took too long.
         """
         began = self._loop.time()  # the broker counts from the time of its answer, which is later
@@ -182,7 +182,7 @@ async def authenticate(
     lifetime_ms = 0
     challenge: bytes | None = None
     for _ in range(MAX_ROUNDS):
-        # Messages don't show their bytes, so no traceback does.
+        # The repr of a message does not show its bytes, so no traceback shows them.
         request = await _next_token(step, challenge, who)
         if request is None:
             return _seconds(lifetime_ms)
@@ -204,7 +204,7 @@ async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) 
     if action is Action.OTHER_MECHANISM:
         offered = tuple(escaped(one, 64) for one in answer.mechanisms[:32])
         raise UnsupportedSaslMechanismError(
-            f"{who}: the broker does not accept {name}, only {', '.join(offered) or 'no mechanism at all'}; "
+            f"{who}: the broker does not accept {name}; it offers {', '.join(offered) or 'no mechanism at all'}; "
             "set sasl_mechanism",
             mechanism=name,
             offered=offered,

@@ -1,6 +1,7 @@
-"""GSSAPI (RFC 4752) with Kerberos: a machine like those in `sasl`, which uses the system's library.
+"""GSSAPI (RFC 4752) with Kerberos: a state machine like those in `sasl`, with the system's Kerberos library.
 
-Extra: aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution centre."""
+It needs the extra aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution
+centre."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NO_LAYER = 1
 
 
 class Gssapi:
-    """One authentication. The ticket comes from the system's cache (kinit), or is obtained with a keytab."""
+    """One authentication with GSSAPI. The ticket comes from the system's cache (kinit) or is obtained with a keytab."""
 
     name = "GSSAPI"
     is_slow = True
@@ -57,7 +58,7 @@ class Gssapi:
         raise AuthenticationError(f"GSSAPI: {why}")
 
     def conceal(self, text: str) -> str:
-        """See `aioproducer.security.sasl.Mechanism.conceal`. The broker does not receive a secret."""
+        """See `aioproducer.security.sasl.Mechanism.conceal`. GSSAPI sends no secret to the broker."""
         return text
 
     def _begin(self, challenge: bytes) -> bytes | None:
@@ -71,7 +72,7 @@ class Gssapi:
         return self._negotiate(b"")
 
     def _credentials(self) -> Any:
-        """None leaves the choice to the library: the cache that kinit has filled."""
+        """Return the credentials, or None to let the library use the cache that kinit has filled."""
         gssapi = self._gssapi
         if self._principal is None and self._keytab is None:
             return None
@@ -80,19 +81,19 @@ class Gssapi:
             name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
         if self._keytab is None:
             return gssapi.Credentials(name=name, usage="initiate")
-        # Each principal has its own cache, which keeps the tickets of the same process apart.
+        # Each principal and keytab has its own cache, so several producers in one process do not share tickets.
         cache = f"MEMORY:aioproducer {self._principal} {self._keytab}"
         store = {"client_keytab": self._keytab, "ccache": cache}
         return gssapi.Credentials(name=name, usage="initiate", store=store)
 
     def _negotiate(self, challenge: bytes) -> bytes | None:
-        """Tokens are exchanged until both sides are authenticated."""
+        """Answer the broker's token with a token, until both sides are authenticated."""
         token: bytes | None = self._context.step(challenge or None)
         self._next = self._agree if self._context.complete else self._negotiate
         return token or b""
 
     def _agree(self, challenge: bytes) -> bytes | None:
-        """The broker offers security layers and a buffer size; we choose no layer, and hence no buffer."""
+        """Answer the broker's offer of security layers and a buffer size: choose no layer, and therefore no buffer."""
         offer = self._context.unwrap(challenge).message
         if len(offer) != 4 or not offer[0] & NO_LAYER:
             raise AuthenticationError("GSSAPI: the broker requires a security layer; Kafka uses TLS instead")
@@ -111,7 +112,7 @@ def _library() -> Any:
         import gssapi
     except ImportError:
         raise ConfigError(
-            "GSSAPI needs the library gssapi and Kerberos' own: pip install 'aioproducer[gssapi]'",
+            "GSSAPI needs the library gssapi and the system's Kerberos: pip install 'aioproducer[gssapi]'",
             setting="sasl_mechanism",
             value="GSSAPI",
         ) from None

@@ -1,7 +1,7 @@
-"""The TLS context and the credentials for each connection of a producer.
+"""Provides the TLS context and the credentials for each connection of a producer.
 
 The connections of a producer share one Login. It reads certificates again when their files change, and reuses tokens
-while they are valid. Only this module calls the user's functions."""
+for most of their lifetime. Only this module calls the user's functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMPUTING = 4
 
 
 class Login:
-    """It belongs to the event loop in which it is first used."""
+    """The TLS context and the credentials of one producer. A Login belongs to the event loop that first uses it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Login:
         Args:
             config: the settings ssl_* and sasl_*.
             random: varies the times at which tokens are renewed.
-            clock: seconds since 1970, to read when a token expires.
+            clock: returns the seconds since 1970, which are compared with the expiry of a token.
             make_nonce: returns a nonce for SCRAM, which must be unpredictable.
         """
         self._config = config
@@ -59,10 +59,10 @@ class Login:
         self._tls = TlsContext(config)
         self._provider = _provider(config) if config.sasl_mechanism == "OAUTHBEARER" else None
         self._reading, self._asking = Threads(), Threads()
-        """For files, and for the user's functions; one call of each kind at a time."""
+        """Threads for reading files and for the user's functions; one call of each kind runs at a time."""
         self._computing = Threads(COMPUTING)
         self._fetching = asyncio.Lock()
-        """Connections that need a token at the same time fetch only one."""
+        """Locked while a token is fetched: connections that need a token at the same time share one."""
         self._token: OAuthToken | None = None
         self._token_until = 0.0
         """The loop time until which the token is reused."""
@@ -79,7 +79,7 @@ class Login:
         """Return a machine for one authentication to the broker of that name, with the current credentials.
 
         Raises:
-            AuthenticationError: the user's function failed, or what it returned can't be sent.
+            AuthenticationError: the user's function failed, or its result can't be sent.
             ConfigError: a library is missing.
         """
         config = self._config
@@ -153,9 +153,9 @@ class Login:
             return token
 
     def _youth(self, token: OAuthToken) -> float:
-        """Return how long a token is reused, in seconds, as in Java's ExpiringCredentialRefreshingLogin.
+        """Return how many seconds a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
 
-        0 if the lifetime is unknown: each authentication then requests another token.
+        The result is 0 if the lifetime is unknown; each authentication then requests a new token.
         """
         life = token.lifetime
         if life is None:
@@ -192,7 +192,7 @@ def _provider(config: ProducerConfig) -> Callable[[], Any]:
 
 
 def _as_pair(value: object) -> tuple[str, Secret] | str:
-    """Return the user name and password, or whatever was returned instead."""
+    """Return the user name and password, or a description of what was returned instead."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return _shown(value)
     username, password = value
@@ -204,7 +204,7 @@ def _as_pair(value: object) -> tuple[str, Secret] | str:
 
 
 def _as_token(value: object, now: float) -> OAuthToken | str:
-    """Return the token, or whatever was returned instead."""
+    """Return the token, or a description of what was returned instead."""
     returned = _shown(value)
     try:
         token = OAuthToken.of(value, now)
@@ -214,7 +214,7 @@ def _as_token(value: object, now: float) -> OAuthToken | str:
 
 
 def _shown(returned: object) -> str:
-    """Return only types: what the user's function returned may contain a password."""
+    """Describe the result of a user's function only by its types, because it may contain a password."""
     if not isinstance(returned, tuple | list):
         return type(returned).__name__
     types = ", ".join(type(part).__name__ for part in returned[:5])
@@ -238,7 +238,7 @@ async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> 
     except (AuthenticationError, ConfigError):
         raise
     except Exception as error:
-        # Its text is not repeated, because it may contain the credentials.
+        # The text of the exception is not repeated, because it may contain the credentials.
         raise AuthenticationError(
             f"{setting} ({qualified_name(function)}) raised {type(error).__name__}"
         ) from error

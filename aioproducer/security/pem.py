@@ -1,6 +1,6 @@
-"""Prepares PEM text for OpenSSL, and finds out what is wrong with a text that OpenSSL cannot use.
+"""Prepares PEM text for OpenSSL, and finds out what is wrong with PEM text that OpenSSL cannot use.
 
-Called by tls. It opens no file, and its error messages contain nothing of the text."""
+The functions are called by tls. They open no file, and their messages contain nothing of the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PKCS12 = re.compile(rb"\x30(?:[\x00-\x80]|\x81.|\x82..|\x83...|\x84....)\x02\x0
 
 
 class Source(NamedTuple):
-    """A PEM text and its source."""
+    """PEM text and its source."""
 
     setting: str
     name: str
@@ -35,8 +35,8 @@ class Source(NamedTuple):
 
 
 def in_lines(pem: str) -> str:
-    """Return PEM text with the line breaks that OpenSSL requires. In a properties file it may be one line with blanks
-    (KIP-651)."""
+    """Return PEM text with the line breaks that OpenSSL requires. In a properties file, PEM text may be one line with
+    blanks in place of the line breaks (KIP-651)."""
     text = pem.strip()
     return text if "\n" in text else _BLOCK.sub(_block_in_lines, text)
 
@@ -50,10 +50,12 @@ def own_problem(
 ) -> tuple[Source, str]:
     """Find out why OpenSSL cannot use a certificate with its key. Return which of the two is at fault, and the reason.
 
+    The texts of both must have been read before.
+
     Args:
         certificate: this client's certificate and its chain.
         key: its private key, perhaps in the same text.
-        reason: OpenSSL's reason, if there is one. Both texts have been read.
+        reason: OpenSSL's reason, or None.
         encrypted_with: the setting whose password was used for the key; empty if OpenSSL did not ask for it.
     """
     if reason == "KEY_VALUES_MISMATCH":
@@ -77,7 +79,7 @@ def own_problem(
 
 
 def trusted_problem(data: bytes, what: str) -> str:
-    """Return why OpenSSL cannot use a text of certificates (`what` is CERTIFICATE) or revocation lists (CRL)."""
+    """Return why OpenSSL cannot use PEM data with certificates (`what` is CERTIFICATE) or revocation lists (CRL)."""
     text = data.decode("ascii", "replace")
     pattern, name = (_CERTIFICATE, "certificate") if what == CERTIFICATE else (_CRL, "revocation list")
     if not pattern.search(text):
@@ -86,7 +88,7 @@ def trusted_problem(data: bytes, what: str) -> str:
 
 
 def has_crl(data: bytes) -> bool:
-    """Return whether the text contains the beginning of a revocation list."""
+    """Return whether the data contains the beginning of a revocation list."""
     return _CRL.search(data.decode("ascii", "replace")) is not None
 
 

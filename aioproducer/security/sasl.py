@@ -1,7 +1,8 @@
-"""SASL mechanisms as state machines: `step(challenge)` returns the reply. No socket, no task, no clock.
+"""SASL mechanisms as state machines: `step(challenge)` returns the reply.
 
-The connection sends and receives the bytes. A machine serves one authentication. Whatever the peer sends, it raises
-nothing but AuthenticationError, and no error shows a password, a token or a proof."""
+They use no socket, task or clock: the connection sends and receives the bytes. A machine serves one authentication.
+Whatever the peer sends, a machine raises only AuthenticationError, and no error shows a password, a token or a
+proof."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ from aioproducer.types import Secret
 __all__ = ["OAuthToken"]
 
 MIN_ITERATIONS = 4096
-"""With fewer, an eavesdropper could cheaply guess the password from the proof (RFC 7677, 4; also Kafka's minimum)."""
+"""The minimum number of SCRAM iterations, as in Kafka. With fewer, an eavesdropper could easily guess the password from
+the proof (RFC 7677, 4)."""
 
 MAX_ITERATIONS = 1_000_000
-"""More would only waste processor time: about a second in a thread."""
+"""The maximum number of SCRAM iterations, which take about a second in a thread. More would only waste CPU time."""
 
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
@@ -38,7 +40,7 @@ class Mechanism(Protocol):
     name: str
     """Kafka's name for the mechanism."""
     is_slow: bool
-    """The next step takes long to compute, or uses the network: it must run in a thread."""
+    """Whether the next step must run in a thread, because it takes long to compute or uses the network."""
 
     def step(self, challenge: bytes | None) -> bytes | None:
         """Answer the broker's challenge; the first one is None. Return None if no answer is needed.
@@ -48,11 +50,11 @@ class Mechanism(Protocol):
         """
 
     def conceal(self, text: str) -> str:
-        """Remove the secret that was sent to the broker from a text that the broker returned."""
+        """Redact the secret that was sent to the broker, in case the broker's text repeats it."""
 
 
 class _Machine:
-    """A mechanism whose steps follow one another; each step names the next one."""
+    """A base class for mechanisms; each step sets the next one."""
 
     name: str
     is_slow = False
@@ -75,7 +77,7 @@ class _Machine:
         raise NotImplementedError
 
     def _end(self, challenge: bytes) -> None:
-        """The broker has accepted the only message, and must not send anything."""
+        """Check that the broker, which has accepted the only message, sends nothing more."""
         if challenge:
             raise AuthenticationError(
                 f"{self.name}: the broker sent a challenge that the mechanism does not define"
@@ -88,7 +90,7 @@ class Plain(_Machine):
     name = "PLAIN"
 
     def __init__(self, username: str, password: Secret) -> None:
-        """Raises AuthenticationError if user or password can't be sent."""
+        """Store the credentials. Raises AuthenticationError if the user name or the password can't be sent."""
         super().__init__()
         _check(self.name, username, password)
         self._username = username
@@ -103,7 +105,7 @@ class Plain(_Machine):
 
 
 class Scram(_Machine):
-    """SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), without channel binding, which Kafka does not have.
+    """SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), without channel binding, which Kafka does not support.
 
     Names and passwords are used unchanged, because Kafka derives its keys without SASLprep (`ScramFormatter`).
     """
@@ -115,13 +117,13 @@ class Scram(_Machine):
 
         Args:
             mechanism: "SCRAM-SHA-256" or "SCRAM-SHA-512".
-            username: as it was created in Kafka, or the id of a delegation token.
+            username: the name of a user who was created in Kafka, or the id of a delegation token.
             password: the password, or the token's HMAC.
             nonce: printable characters without a comma; unpredictable and never used before.
             token_auth: the user name and the password are those of a delegation token (KIP-48).
 
         Raises:
-            AuthenticationError: user name or password can't be sent.
+            AuthenticationError: the user name or the password can't be sent.
         """
         super().__init__()
         _check(mechanism, username, password)
@@ -172,7 +174,7 @@ class Scram(_Machine):
         return nonce, salt, iterations
 
     def _verify(self, challenge: bytes) -> None:
-        """Only a server that knows the keys of this password can have signed the exchange."""
+        """Check the server's signature, which only a server that knows the keys of this password can create."""
         text = self._text(challenge)
         self._refuse_error(text)
         parts = re.fullmatch(r"v=([A-Za-z0-9+/]+=*)(?:,[A-Za-z]=.*)?", text)
@@ -199,7 +201,7 @@ class OAuthBearer(_Machine):
     name = "OAUTHBEARER"
 
     def __init__(self, token: Secret, extensions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> None:
-        """Raises AuthenticationError if token or extensions can't be sent."""
+        """Store the token. Raises AuthenticationError if the token or an extension can't be sent."""
         super().__init__()
         _refuse_lost(self.name, token)
         if not re.fullmatch(r"[!-~]+", token.reveal()):
@@ -214,8 +216,8 @@ class OAuthBearer(_Machine):
                 or not re.fullmatch(r"[ -~\t\r\n]*", value)
             ):
                 raise AuthenticationError(
-                    f"OAUTHBEARER: extension {escaped(name, 40)!r} can't be sent: names are letters but not 'auth', "
-                    "values printable ASCII"
+                    f"OAUTHBEARER: extension {escaped(name, 40)!r} can't be sent: its name must be letters, but not "
+                    "'auth', and its value printable ASCII"
                 )
         self._token = token
         self._refusal = ""
@@ -229,8 +231,8 @@ class OAuthBearer(_Machine):
         return text.replace(self._token.reveal(), "<hidden>")
 
     def _answered(self, challenge: bytes) -> bytes | None:
-        """An empty answer means success. Otherwise it contains the reason, and the broker expects one more message
-        before it rejects the client."""
+        """Read the broker's answer, which is empty on success. Otherwise it contains the reason for a failure, and the
+        broker expects one more message before it rejects the client."""
         if not challenge:
             return None
         self._next = self._refused
@@ -238,7 +240,7 @@ class OAuthBearer(_Machine):
             told = json.loads(challenge)
             self._refusal = escaped(self.conceal(str(told["status"])), 200)
         except (ValueError, KeyError, TypeError, RecursionError):
-            self._refusal = "it does not say why"
+            self._refusal = "it gave no reason"
         return b"\x01"
 
     def _refused(self, challenge: bytes) -> bytes | None:
@@ -260,7 +262,8 @@ class OAuthToken:
 
         Args:
             value: the token that follows "Bearer".
-            lifetime: seconds from now, or None if unknown. The token is reused for the first 80 % of it.
+            lifetime: seconds from now, or None if unknown. By default, the token is reused for about the first 80% of
+                its lifetime (see sasl_login_refresh_window_factor).
             extensions: names and values for the broker, e.g. {"logicalCluster": "lkc-1"}.
 
         Raises:
@@ -283,7 +286,7 @@ class OAuthToken:
 
     @classmethod
     def of(cls, returned: object, now: float) -> OAuthToken | None:
-        """Return the token that a token provider returned, as an OAuthToken; None if the value is not a token.
+        """Convert the result of a token provider to an OAuthToken; return None if the result is not a token.
 
         Args:
             returned: an OAuthToken, a str (if it is a JWT, its lifetime is read), or a tuple (str, expiry in seconds
@@ -291,7 +294,7 @@ class OAuthToken:
             now: seconds since 1970.
 
         Raises:
-            ConfigError: as in the constructor.
+            ConfigError: see the constructor.
         """
         if isinstance(returned, cls):
             return returned
@@ -304,7 +307,7 @@ class OAuthToken:
 
 
 def _token_problem(value: object, lifetime: object, extensions: object) -> str:
-    """Return why these values do not form a token; "" if they do."""
+    """Return the reason why these values do not form a valid token; "" if they do."""
     if not isinstance(value, str | Secret):
         return f"the token must be a str or a Secret, not {type(value).__name__}"
     if not value:
@@ -322,8 +325,8 @@ def _token_problem(value: object, lifetime: object, extensions: object) -> str:
 
 
 def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
-    """Return the token, its expiry in seconds since 1970, and the extensions; None if a provider must not return this
-    value."""
+    """Return the token, its expiry in seconds since 1970, and the extensions; None if the value is not one that a
+    provider may return."""
     if isinstance(returned, str | Secret):
         value = Secret(returned) if isinstance(returned, str) else returned
         return value, _jwt_expiry(value), None
@@ -337,8 +340,8 @@ def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
 
 
 def _jwt_expiry(token: Secret) -> float | None:
-    """Return when a JSON web token expires, in seconds since 1970. The token is not verified, which is the broker's
-    task."""
+    """Return the expiry of a JSON web token in seconds since 1970; None if it is unknown. The token is not verified,
+    which is the broker's task."""
     if token.is_lost:
         return None
     parts = token.reveal().split(".")
@@ -357,7 +360,7 @@ def _scram_proof(
 ) -> tuple[str, bytes]:
     """Return the client's proof in Base64, and the signature that the server has to send (RFC 5802, 3).
 
-    The names in it are those of the RFC. Nothing here raises, so no traceback shows them.
+    The variables have the RFC's names. Nothing here raises an exception, so no traceback shows their values.
     """
     salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", name)
@@ -375,7 +378,7 @@ def _base64(text: str) -> bytes | None:
 
 
 def _check(mechanism: str, username: str, password: Secret) -> None:
-    """Raises AuthenticationError if these can't be sent."""
+    """Raise AuthenticationError if the user name or the password can't be sent."""
     _refuse_lost(mechanism, password)
     if not username or not password.reveal():
         raise AuthenticationError(f"{mechanism}: user name and password must not be empty")

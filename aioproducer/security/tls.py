@@ -1,8 +1,8 @@
-"""Settings -> ssl.SSLContext.
+"""Creates an ssl.SSLContext from the settings.
 
-Certificates are read again when their files change. Because it opens files, it is called in a thread. A context
-created here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user created may
-omit the check of the name."""
+Certificates are read again when their files change. Because this module opens files, it is called in a thread. A
+context created here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user
+created may omit these checks."""
 
 from __future__ import annotations
 
@@ -42,20 +42,21 @@ _TLS_13_SUITES = {
     "TLS_AES_128_CCM_SHA256",
     "TLS_AES_128_CCM_8_SHA256",
 }
-"""RFC 8446, B.4."""
+"""The cipher suites of TLS 1.3 (RFC 8446, B.4)."""
 
 _UNSAFE_SUITES = ":!aNULL:!eNULL"
-"""Removes suites without a broker certificate or without encryption, also from groups such as HIGH and ALL."""
+"""Excludes suites that do not authenticate the broker or do not encrypt, even when they come from a group such as HIGH
+or ALL."""
 
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons if the peer's answer is not TLS."""
+"""OpenSSL's reasons for a failure if the peer's answer is not TLS."""
 
 _HINTS = {
     "CERTIFICATE_REQUIRED": "the broker requires a client certificate: set ssl_keystore_location",
-    "HANDSHAKE_FAILURE": "the broker requires a client certificate, or no protocol version or cipher suite "
-    "is common",
-    "PROTOCOL_VERSION": "the broker speaks neither TLS 1.2 nor 1.3 as ssl_enabled_protocols allows",
-    "UNSUPPORTED_PROTOCOL": "the broker speaks neither TLS 1.2 nor 1.3 as ssl_enabled_protocols allows",
+    "HANDSHAKE_FAILURE": "the broker requires a client certificate, or the two sides have no TLS version or "
+    "cipher suite in common",
+    "PROTOCOL_VERSION": "the broker supports no TLS version that ssl_enabled_protocols allows",
+    "UNSUPPORTED_PROTOCOL": "the broker supports no TLS version that ssl_enabled_protocols allows",
     "UNKNOWN_CA": "the broker does not trust the authority that signed this client's certificate",
     "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
     "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
@@ -64,13 +65,13 @@ _HINTS = {
         "the broker presented no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
     ),
 }
-"""Keyed by the last part of OpenSSL's name of the alert."""
+"""Explanations of failed handshakes, by the last part of OpenSSL's reason."""
 
 
 def check_settings(
     context: ssl.SSLContext | None, suites: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
-    """Reject settings that only OpenSSL can check, without opening a file. Called once, when the settings are checked.
+    """Check the settings that only OpenSSL can check. Called once, with the other checks; opens no file.
 
     Args:
         context: ssl_context.
@@ -88,7 +89,7 @@ def check_settings(
     if suites and not usable & set(protocols):
         raise ConfigError(
             f"ssl_cipher_suites={','.join(suites)} are only for {usable.pop()}, which "
-            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name one of {protocols[0]}",
+            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name a suite of {protocols[0]}",
             setting="ssl_cipher_suites",
             value=suites,
         )
@@ -110,8 +111,8 @@ def _check_context(context: ssl.SSLContext) -> None:
 
 
 class TlsContext:
-    """The context of one producer. Before each connection it checks whether files have changed, and reads those that
-    have."""
+    """The TLS context of one producer. Before each connection, it checks whether a file has changed, and if so, reads
+    the files again."""
 
     def __init__(self, config: ProducerConfig) -> None:
         """Store the arguments; files are opened later."""
@@ -163,7 +164,7 @@ class TlsContext:
 
 
 def _stamp(path: str) -> object:
-    """Return a value that differs after a file was written or replaced.
+    """Return a value that changes when a file is written or replaced.
 
     Symbolic links are followed, as Kubernetes requires. Writing a file does not change the time of its directory, so
     the files of a directory are included.
@@ -197,7 +198,7 @@ def make_context(config: ProducerConfig) -> ssl.SSLContext:
 
 
 def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
-    """The suites of TLS 1.3 cannot be chosen one by one: if none of them is named, TLS 1.3 is not used."""
+    """Set the cipher suites. Those of TLS 1.3 cannot be chosen one by one: if none is named, TLS 1.3 is not used."""
     if not suites:
         return
     older = _openssl_ciphers(suites)
@@ -210,10 +211,12 @@ def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
 
 
 def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
-    """Return the suites below TLS 1.3 under OpenSSL's names. Java writes TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
+    """Return OpenSSL's names of the suites that are not for TLS 1.3.
+
+    A suite may be given under Java's name, such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
 
     Raises:
-        ConfigError: OpenSSL has no suite of that name, or only suites without a certificate or without encryption.
+        ConfigError: OpenSSL has no suite of that name, or only suites without authentication or without encryption.
     """
     names = []
     for suite in suites:
@@ -240,8 +243,8 @@ def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
             )
         if not _names_suites(name + _UNSAFE_SUITES):
             raise ConfigError(
-                f"ssl_cipher_suites: {suite!r} contains only suites without encryption or without a broker "
-                "certificate; name other suites",
+                f"ssl_cipher_suites: {suite!r} contains only suites that do not encrypt or do not authenticate "
+                "the broker; name other suites",
                 setting="ssl_cipher_suites",
                 value=suites,
             )
@@ -263,7 +266,8 @@ def _names_suites(ciphers: str) -> bool:
 def _load_crl(context: ssl.SSLContext, path: str) -> None:
     with _named_problem(path, CRL):
         context.load_verify_locations(path)
-    if os.path.isfile(path) and not has_crl(_bytes_of(path)):  # only certificates, which OpenSSL accepts here
+    # OpenSSL also accepts a file that contains only certificates.
+    if os.path.isfile(path) and not has_crl(_bytes_of(path)):
         raise ValueError(trusted_problem(_bytes_of(path), CRL))
 
 
@@ -277,7 +281,7 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
     if text is not None:
         with _explained("ssl_truststore_certificates", "the text"):
             try:
-                # Only the text around the blocks may be of another encoding.
+                # Only the text around the PEM blocks may contain characters other than ASCII.
                 context.load_verify_locations(cadata=in_lines(text).encode("ascii", "replace").decode())
             except ssl.SSLError:
                 raise ValueError(trusted_problem(text.encode(), CERTIFICATE)) from None
@@ -336,7 +340,7 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 
 def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
-    """Return the given text, or else the text in the file."""
+    """Return the given text as a Source; without one, return the file, which is not read yet."""
     if text is not None:
         return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
     assert path is not None  # settings/security.py rejects a key or a certificate without the other
@@ -352,7 +356,8 @@ def _read(source: Source) -> Source:
 
 
 class _Password:
-    """OpenSSL calls this to get the password of an encrypted key. Without it, OpenSSL would prompt on the terminal."""
+    """The function that OpenSSL calls for the password of an encrypted key. Without it, OpenSSL would prompt on the
+    terminal."""
 
     def __init__(self, password: Secret | None, setting: str = "ssl_key_password") -> None:
         self._password = password
@@ -385,7 +390,10 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
 
 
 def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _Password) -> None:
-    """OpenSSL reads a chain only from a file: an anonymous one if the system supports it, else a private one."""
+    """Load PEM text through a temporary file, because OpenSSL reads a chain only from files.
+
+    The file is anonymous if the system supports that; otherwise only this user can read it.
+    """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("pem")
@@ -415,7 +423,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _kind(prefix: str, path: str, named: str | None) -> str:
-    """PEM or PKCS12: from the name, or else from the beginning of the file."""
+    """Return the configured type of a file, or detect it from the beginning of the file: PEM or PKCS12."""
     with open(path, "rb") as file:
         start = file.read(64 * 1024)
     if start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
@@ -439,7 +447,7 @@ def _pkcs12(prefix: str, path: str, password: Secret | None) -> Any:
 
 
 def _cryptography(prefix: str) -> Any:
-    """The modules of the library that reads PKCS12."""
+    """Return the modules of the library that reads PKCS12."""
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.serialization import pkcs12
@@ -461,7 +469,7 @@ class _Crypto:
 
 @contextlib.contextmanager
 def _explained(setting: str, source: str) -> Iterator[None]:
-    """Turn errors of files and of OpenSSL into a ConfigError that names the setting. No content is shown."""
+    """Turn errors of files and of OpenSSL into a ConfigError that names the setting but shows no content."""
     try:
         yield
     except ConfigError:
@@ -490,7 +498,7 @@ def _named_problem(path: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
-    """Return the error for this client's certificate or key, with the setting of the faulty one."""
+    """Turn an error of this client's certificate or key into a ConfigError that names the setting of the faulty one."""
     guilty = key
     sources = (certificate, key)
     try:

@@ -1,7 +1,7 @@
 """Token providers for OAUTHBEARER: a token endpoint (OIDC), Amazon MSK, Google Cloud, Azure, and given tokens.
 
-Each is an object to pass as `sasl_oauth_token_provider`. The libraries that it needs come with an extra of the
-package, and are imported when the first token is requested."""
+An instance is passed as `sasl_oauth_token_provider`. The libraries that a provider needs are installed with an extra of
+the package, and imported when the first token is requested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aioproducer.types import Secret
 __all__ = ["AzureTokenProvider", "GcpTokenProvider", "MskIamTokenProvider", "OidcTokenProvider"]
 
 MAX_ANSWER = 256 * 1024
-"""The maximum size of an answer, in bytes."""
+"""The maximum size of an endpoint's response, or of a token file, in bytes."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
@@ -32,7 +32,10 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class OidcTokenProvider:
-    """Client credentials of OAuth 2 (RFC 6749, 4.4; KIP-768) from a token endpoint. Extra: aioproducer[oidc]."""
+    """Gets tokens from a token endpoint for the client credentials of OAuth 2 (RFC 6749, 4.4; KIP-768).
+
+    Extra: aioproducer[oidc].
+    """
 
     def __init__(
         self,
@@ -57,18 +60,19 @@ class OidcTokenProvider:
             url: the token endpoint; https, except on this machine. Redirects are not followed, and no proxy
                 or password is taken from the environment.
             client_id: the client's name.
-            client_secret: its password.
+            client_secret: the client's password.
             scope: the scope of the token; None leaves it to the endpoint.
             audience: the audience of the token, for endpoints that ask for one.
-            url_encode: encode the id and the secret before they are joined, which RFC 6749 requires and many servers
+            url_encode: encode the id and the secret before they are joined. RFC 6749 requires this, but many servers
                 do not.
-            authorities: the trusted certificates: PEM text, or the path of such a file. By default the system's store.
-            ssl_context: the trusted certificates, as a context.
-            connect_timeout: seconds.
-            read_timeout: seconds.
+            authorities: the trusted certificates, as PEM text or as the path of a PEM file; by default, those of the
+                system.
+            ssl_context: the context for TLS, used instead of `authorities`.
+            connect_timeout: the time limit for connecting, in seconds.
+            read_timeout: the time limit for each read, in seconds.
             retry_backoff: seconds before the second attempt, doubled for each further one.
-            retry_backoff_max: seconds; the longest pause.
-            attempts: the number of attempts while the endpoint cannot be reached or fails.
+            retry_backoff_max: the longest pause between attempts, in seconds.
+            attempts: the maximum number of attempts if the endpoint cannot be reached or has an internal error.
 
         Raises:
             ConfigError: the URL is not https, or contains a password.
@@ -108,8 +112,8 @@ class OidcTokenProvider:
         """Return a new token.
 
         Raises:
-            AuthenticationError: the endpoint rejects the request, or can't be reached. No part of its answer is
-                repeated.
+            AuthenticationError: the endpoint rejects the request, or can't be reached. The error's text repeats no part
+                of the endpoint's answer.
         """
         pause, longest = self._backoff
         for attempt in range(1, self._attempts + 1):
@@ -123,7 +127,7 @@ class OidcTokenProvider:
         raise AuthenticationError(f"OAUTHBEARER: {self._where} returned no token: {why}")
 
     async def _ask(self) -> OAuthToken | tuple[str, bool]:
-        """Return a token, or the reason of a failure and whether a retry can help."""
+        """Return a token, or the reason for the failure and whether a retry can help."""
         httpx = _httpx()
         context = self._ssl_context
         if context is None:
@@ -205,10 +209,9 @@ def _httpx() -> Any:
 
 
 class MskIamTokenProvider:
-    """Amazon MSK with IAM: the token is a URL signed for kafka-cluster:Connect.
+    """Signs tokens for Amazon MSK with IAM: each is a URL signed for kafka-cluster:Connect. Extra: aioproducer[msk].
 
-    Extra: aioproducer[msk]. Amazon's own signer creates it, in a thread, because it may have to fetch credentials
-    first.
+    Amazon's own signer creates the token. It runs in a thread, because it may have to fetch credentials first.
     """
 
     def __init__(
@@ -231,9 +234,9 @@ class MskIamTokenProvider:
             role_arn: a role to assume with these credentials.
             role_session_name: the name of the session in which the role is assumed.
             role_external_id: the external id that the role may require.
-            sts_region: the region of the security token service that gives the role; by default the cluster's.
-            credentials_provider: a botocore CredentialProvider, instead of all these.
-            clock: seconds since 1970.
+            sts_region: the region of the security token service for the role; by default, the region of the cluster.
+            credentials_provider: a botocore CredentialProvider, used instead of the profile and the role.
+            clock: returns the seconds since 1970.
 
         Raises:
             ConfigError: a region is not valid.
@@ -256,7 +259,7 @@ class MskIamTokenProvider:
         return f"<MskIamTokenProvider {', '.join(filter(None, facts))}>"
 
     def __call__(self) -> OAuthToken:
-        """Return a token for the next 15 minutes. Blocks, and may raise whatever botocore raises.
+        """Return a token that is valid for 15 minutes. Blocks, and may raise whatever botocore raises.
 
         Raises:
             ConfigError: the library is missing.
@@ -279,7 +282,7 @@ class MskIamTokenProvider:
         return self._token(*signer.generate_auth_token(self._region))
 
     def _assumed_role(self) -> Any:
-        """Return the credentials of the role. The signer assumes roles in one region only, without an external id."""
+        """Return the credentials of the role. The signer itself can choose neither the region nor the external id."""
         from botocore.credentials import CredentialProvider, Credentials
         from botocore.session import Session
 
@@ -299,20 +302,20 @@ class MskIamTokenProvider:
 
 
 class GcpTokenProvider:
-    """Google Cloud Managed Service for Apache Kafka. Extra: aioproducer[gcp].
+    """Gets tokens for Google Cloud Managed Service for Apache Kafka. Extra: aioproducer[gcp].
 
-    The token is an access token of the application default credentials, with the name of its account, in the form of a
-    JSON web token. google-auth gets it, in a thread.
+    The token has the form of a JSON web token. It contains an access token of the application default credentials and
+    the name of its account. google-auth gets the access token, in a thread.
     """
 
     SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
     def __init__(self, *, account: str | None = None, credentials: Any = None) -> None:
-        """Does not look for credentials yet.
+        """Store the arguments; credentials are looked up later.
 
         Args:
-            account: the e-mail address of the service account; by default that of the credentials.
-            credentials: google-auth's Credentials; by default `google.auth.default()`.
+            account: the e-mail address of the service account; by default, that of the credentials.
+            credentials: google-auth's Credentials; by default, `google.auth.default()`.
         """
         self._account = account
         self._credentials = credentials
@@ -362,7 +365,7 @@ class GcpTokenProvider:
         found = (
             getattr(credentials, name, None) for name in ("service_account_email", "signer_email", "account")
         )
-        # The credentials of a virtual machine are named "default" until its metadata server has named the account.
+        # On a virtual machine, the account is called "default" until the metadata server has returned its name.
         account = self._account or next((name for name in found if name and name != "default"), None)
         if account is None:
             raise AuthenticationError(
@@ -373,13 +376,13 @@ class GcpTokenProvider:
 
 
 class AzureTokenProvider:
-    """Azure Event Hubs, and other brokers that accept tokens of Microsoft Entra ID. Extra: aioproducer[azure].
+    """Gets tokens of Microsoft Entra ID, which Azure Event Hubs and other brokers accept. Extra: aioproducer[azure].
 
     azure-identity gets the token, in a thread.
     """
 
     def __init__(self, scope: str, *, credential: Any = None) -> None:
-        """Does not look for credentials yet.
+        """Store the arguments; credentials are looked up later.
 
         Args:
             scope: the scope of the token; for Event Hubs "https://NAMESPACE.servicebus.windows.net/.default".
@@ -413,7 +416,7 @@ class AzureTokenProvider:
 
 
 class FixedTokenProvider:
-    """A token that was given as a setting. Its lifetime is read from it, if it is a JSON web token."""
+    """Returns a token that was given as a setting. If it is a JSON web token, its lifetime is read from it."""
 
     def __init__(self, token: Secret) -> None:
         self._token = token
@@ -427,7 +430,7 @@ class FixedTokenProvider:
 
 
 class FileTokenProvider:
-    """A token in a file, which another program replaces, such as Kubernetes for a service account."""
+    """Reads the token from a file that another program replaces, as Kubernetes does for a service account."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Many records at once: columns (`send_many`) and batches that are built by hand (`send_batch`)."""
+"""Sends many records at once: columns (`send_many`) and batches that are built by hand (`send_batch`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from aioproducer.types import ProducerRecord
 
 
 class Bulk(RecordPath):
-    """The calls for many records. A base class of Producer, which sets the fields."""
+    """The calls that send many records. A base class of Producer; Producer and its other base classes set the
+    fields."""
 
     _config: ProducerConfig
     _loop: asyncio.AbstractEventLoop
@@ -76,7 +77,8 @@ class Bulk(RecordPath):
         )
 
     def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
-        """Return the serializer of (key, value) for batches that are built by hand: without a topic, and not async."""
+        """Return the serializer of (key, value) for batches built by hand. It does not get a topic, and cannot be
+        async."""
         of_key, of_value = self._config.key_serializer, self._config.value_serializer
         if of_key is None and of_value is None:
             return None
@@ -96,11 +98,11 @@ class Bulk(RecordPath):
     ) -> Delivery:
         """Send a batch that was built by hand. Return the delivery of its first record.
 
-        The records were encoded when they were appended to the batch. Interceptors see each of them now, and the batch
-        is encoded again as they return it. They cannot change the topic or the partition.
+        The records were encoded when they were appended to the batch. Interceptors see each record now, and the batch
+        is encoded again with the records that they return. They cannot change the topic or the partition.
 
         Args:
-            batch: from `create_batch`. It can be sent once.
+            batch: a batch from `create_batch`. It can be sent only once.
             topic: the name of the topic.
             partition: the number of the partition.
             timeout: seconds for all records of the batch, including the wait for room; None for delivery_timeout_ms.
@@ -109,7 +111,7 @@ class Bulk(RecordPath):
             IllegalStateError: the batch is empty or was sent before.
             Others as `send`.
 
-        Cancelling it while it waits leaves the batch unsent; a batch that is in the buffer is sent.
+        If the call is cancelled while it waits, the batch is not sent. A batch that is already in the buffer is sent.
         """
         with self._rejections.of(topic):
             if self._tracer is None:
@@ -187,7 +189,7 @@ class Bulk(RecordPath):
         timeout: float | None,
         appended: list[Delivery],
     ) -> Delivery:
-        """Append a batch, once its topic is known and there is room."""
+        """Append a batch once its topic is known and there is room."""
         transaction = self._transaction.number
         size = batch.size()
         if size > min(self._config.max_request_size, self._config.buffer_memory):
@@ -233,27 +235,29 @@ class Bulk(RecordPath):
         """Put many records into the buffer, in order. Waits for metadata, and for room whenever the buffer is full.
 
         Each column is a list, or Arrow data of any library (an object with `__arrow_c_array__` or
-        `__arrow_c_stream__`), which is encoded without a Python object per row. All columns have the same length.
+        `__arrow_c_stream__`), which is encoded without creating a Python object per row. All columns have the same
+        length.
 
         Args:
             topic: the name of the topic, str.
-            values, keys: bytes or None; in Arrow binary, string or fixed-size binary, large, view or dictionary.
-                `values` may be a whole record batch or table, with columns named value, key, headers, timestamp and
-                partition in place of the other arguments.
-            headers: for each row a list of (str, bytes or None), or None; in Arrow list<struct<string, binary>> or map.
-            timestamps: milliseconds since 1970, None for now; in Arrow integers or timestamps.
+            values, keys: bytes or None; in Arrow data, binary, string or fixed-size binary, including the large, view
+                and dictionary types. `values` may be a whole record batch or table, with columns named value, key,
+                headers, timestamp and partition in place of the other arguments.
+            headers: for each row a list of (str, bytes or None), or None; in Arrow data, a list<struct<string, binary>>
+                or map.
+            timestamps: milliseconds since 1970, or None for now; in Arrow data, integers or timestamps.
             partitions: a number for all rows, or for each row a number, or None for the partitioner's choice.
             timeout: seconds for all rows, including the wait for room; None for max_block_ms and delivery_timeout_ms.
 
         Returns:
-            The Receipt: await it for the acknowledgements. It has the errors of rows that cannot be sent, and of rows
-            for which there was no room within max_block_ms or `timeout`. The other rows are sent.
+            The Receipt: await it for the acknowledgements. It contains the errors of rows that cannot be sent, and of
+            rows for which there was no room within max_block_ms or `timeout`. The other rows are sent.
 
         Raises:
             InvalidRecordError: the columns are malformed, or differ in length.
             Others as `send`. If send_many() raises, no row is sent.
 
-        If it is cancelled, the rows that are already in the buffer, the first ones, are sent.
+        If the call is cancelled, only the rows that are already in the buffer are sent. These are the first rows.
         """
         with self._rejections.of(topic):
             return await self._send_many(topic, values, keys, headers, timestamps, partitions, timeout)
@@ -298,7 +302,7 @@ class Bulk(RecordPath):
     async def _append_all(
         self, topic: str, rows: Rows, transaction: int, timeout: float | None, deadline: float
     ) -> None:
-        """Append all rows, waiting for room, until the deadline that the call's timeout sets."""
+        """Append all rows, waiting for room until the deadline that the call's timeout sets."""
         append_some = self._append_columns if self._takes_columns else self._append_one
         if self._takes_columns:
             await self._learn_partitions(topic, rows.largest_partition, deadline)
@@ -313,12 +317,13 @@ class Bulk(RecordPath):
             await append_some(topic, rows, deadline)
 
     def _note_rejected(self, transaction: int, error: BaseException) -> None:
-        """Note that a record was rejected without an exception: its transaction cannot be committed without it."""
+        """Note that a record was rejected without an exception, so its transaction can no longer be committed."""
         self._transaction.note_rejected(transaction, error)
         self._wake.set()
 
     async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
-        """Wait for a partition that is not in the metadata yet. If it does not appear, its rows get that error."""
+        """Wait for a partition that is not in the metadata yet. If it does not appear, the append gives its rows an
+        error."""
         end, _ = self._end_of_wait(deadline)
         info = await self._metadata.wait_for_topic(topic, end)
         if largest >= len(info.partitions):
@@ -364,7 +369,7 @@ class Bulk(RecordPath):
             try:
                 await self._send_pending(pending)
             finally:
-                if pending.delivery is not None:  # also if the caller was cancelled after the append
+                if pending.delivery is not None:  # even if the caller was cancelled after the append
                     rows.mark_sent(pending.delivery)
             await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
@@ -384,7 +389,7 @@ class Bulk(RecordPath):
             )
 
     def _end_of_wait(self, deadline: float) -> tuple[float, str]:
-        """Return the loop time until which a call that begins now may wait, and the name of the bound: max_block_ms,
+        """Return the loop time until which a call that begins now may wait, and the name of the limit: max_block_ms,
         unless the deadline of the caller's timeout is earlier."""
         end = self._loop.time() + self._config.max_block
         return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")

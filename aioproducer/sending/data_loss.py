@@ -1,4 +1,4 @@
-"""Detects that a broker has lost records it acknowledged: a log became shorter, or a topic was re-created.
+"""Detects that a broker has lost records that it had acknowledged: a log became shorter, or a topic was re-created.
 
 The sender reports acknowledgements, rejected sequences and new metadata; each event is logged and counted once, in
 `_report`. The start offset of a log is ignored: retention moves it, and it can differ between replicas."""
@@ -47,7 +47,8 @@ class LossWatch:
         self._infos: dict[str, TopicInfo] = {}
         self._former_ids: set[UUID] = set()
         """Former ids of topics that were re-created. Outdated metadata may still contain them."""
-        # An acknowledgement is examined only if one of these has an entry. In normal operation, all are empty.
+        # While `_suspects` and `_of_former_topic` are empty, as in normal operation, only an acknowledgement with a
+        # lower offset than the last one is examined.
         self._suspects: dict[PartitionQueue, str] = {}
         """Partitions whose leader did not know our last batch, each with the text of the leader's answer."""
         self._of_former_topic: dict[PartitionQueue, tuple[int, int]] = {}
@@ -75,7 +76,7 @@ class LossWatch:
                 return  # acknowledged for the former topic
             del self._of_former_topic[queue]
         if batch.order < order:
-            return  # an earlier batch, already in the log
+            return  # the batch is older than the last acknowledged one
         suspicion = self._suspects.pop(queue, None)
         end = base_offset + batch.record_count, batch.order
         if base_offset >= before:
@@ -89,7 +90,7 @@ class LossWatch:
                 self._report(_shorter_log(queue, batch.broker, base_offset, before))
 
     def lost_track(self, batch: ProducerBatch, refusal: str) -> None:
-        """Note that a broker no longer knows the batch before this one, although it had acknowledged that batch."""
+        """Note that a broker no longer knows the batch before this one, even though it had acknowledged that batch."""
         sequence = batch.queue.sequence
         if (
             sequence is not None
@@ -120,8 +121,8 @@ class LossWatch:
             if queue.in_flight:
                 self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)
             _, reported_at = self._reported.pop(queue, (-1, -math.inf))
-            # Skip partitions that were reported recently: until the new metadata arrived, which takes up to this long,
-            # the log of the new topic looked like a log that had become shorter.
+            # Skip partitions that were reported recently. Until the new metadata arrived, which can take this long, the
+            # log of the new topic looked like a log that had become shorter.
             if now - reported_at > 2 * self._metadata_max_age:
                 last_offsets[queue.partition] = end - 1
         if last_offsets:

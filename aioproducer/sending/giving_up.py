@@ -40,7 +40,7 @@ class GivingUp:
         """Whether the last `expire_overdue` left batches in flight for one more pass."""
 
     def expire_overdue(self, now: float) -> bool:
-        """Fail the batches that have passed their delivery timeout; return True if some of them get a short delay.
+        """Fail the batches whose delivery timeout has passed. Return True if some of them are kept for one more pass.
 
         If the event loop was blocked, answers that arrived in time may still be unread in the sockets. Batches in
         flight whose deadline is noticed late therefore get one more pass.
@@ -56,7 +56,7 @@ class GivingUp:
         return self._waited_for_late_answers
 
     def _expire(self, batch: ProducerBatch, now: float) -> None:
-        """Handle a batch that has passed its delivery timeout."""
+        """Handle a batch whose delivery timeout has passed."""
         if batch.state is BatchState.DONE:
             return  # it failed together with a batch before it
         if self._config.enable_endless_retries and self._numbering.has_left_old_topic(batch):
@@ -87,7 +87,7 @@ class GivingUp:
         )
 
     def abort_all(self, reason: str, *, is_wanted: bool = False) -> None:
-        """Fail all remaining batches. If that is wanted, their failure is neither logged nor counted as unretrieved."""
+        """Fail all remaining batches. With `is_wanted`, their failure is neither logged nor counted as unretrieved."""
         for batch in list(self._accumulator.incomplete):
             if batch.state is BatchState.DONE:
                 continue  # it failed together with a batch before it
@@ -110,7 +110,7 @@ class GivingUp:
                 self._results.give_up(batch, reason, TransactionAbortedError)
 
     def refuse_unnumbered(self, error: KafkaError) -> None:
-        """Fail the waiting batches, which cannot be sent without a producer id. The next record asks for one again."""
+        """Fail the waiting batches that cannot be sent without a producer id. The next record requests an id again."""
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:
                 batch.last_error = error

@@ -1,4 +1,5 @@
-"""The life of a producer: start() creates its parts, and close() stops them, also after the producer was dropped."""
+"""Starts and stops a producer: start() creates its parts, and close() stops them, even after the producer was
+dropped."""
 
 from __future__ import annotations
 
@@ -79,11 +80,11 @@ class CloseReport:
 
     delivered: int
     failed: int
-    """Records that are certainly not in the log."""
+    """The number of records that are certainly not in the log."""
     unknown: int
-    """Failed records that may be in the log."""
+    """The number of failed records that may be in the log."""
     unretrieved: dict[tuple[str, str], int]
-    """Failed records whose result was not retrieved, by (topic, error)."""
+    """The number of failed records whose result was not retrieved, by (topic, error)."""
 
 
 class Lifecycle(VitalSigns, Transactional, FromConfig):
@@ -107,7 +108,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._is_owner = False
         self._initializes_later = False
         self._shares_the_loop = True
-        """False if no user code runs in the loop, so that compression need not give way to it."""
+        """False if no user code runs in the loop; compression then need not give way to it."""
         self._wall_clock: Callable[[], float] = time.time
         # start() creates the rest, once the loop is known.
         self._loop: asyncio.AbstractEventLoop
@@ -124,13 +125,14 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._ring: SnapshotRing
         self._started_at: float
         self._clock_offset: float
-        """The wall clock minus the loop's time, at the start."""
+        """The difference between the wall clock and the loop's time at the start."""
         self._closing: asyncio.Future[CloseReport] | None = None
         self._is_reported = False
         self._logs_given_up = False
         self._give_up_flush = asyncio.Event()
         self._takes_columns = False
-        """No user code has to see each record, so rows of send_many are appended to the batches directly."""
+        """True if no user code has to see each record, so that rows of send_many can be appended directly to the
+        batches."""
 
     def _move(self, to: ProducerState) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
@@ -141,9 +143,10 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
 
         Args:
             wait: False to return at once and to connect in the background, for a service that has to start even while
-                the cluster is unavailable. It tries until it succeeds or is closed, and logs every 10 s why it has
-                not. Meanwhile `send` waits for its topic (max_block_ms), `health()` is not ok, and a transactional
-                producer takes over its transactional id when it begins its first transaction.
+                the cluster is unavailable. The producer tries to connect until it succeeds or is closed, and logs the
+                reason for the failure every 10 s. Meanwhile `send` waits for its topic (max_block_ms), `health()` is
+                not ok, and a transactional producer takes over its transactional id when it begins its first
+                transaction.
 
         Raises:
             BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
@@ -154,7 +157,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             IllegalStateError: the producer was started before.
             WrongLoopError: no asyncio event loop is running.
 
-        Cancelling it leaves the producer closed.
+        If start() is cancelled, the producer is closed.
         """
         if self._state is not ProducerState.NEW:
             raise IllegalStateError(
@@ -172,7 +175,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         try:
             await self._open(wait=wait)
         except GeneratorExit:
-            raise  # the loop is gone: nothing can be awaited
+            raise  # the loop is gone, so nothing can be awaited
         except BaseException:
             await self.close(timeout=0)
             raise
@@ -205,7 +208,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         config = self._config
         self._spawn(self._metadata.run(), "aioproducer-metadata")
         if wait:
-            # With 0 `send` never waits, but connecting still takes time.
+            # With max_block_ms=0, `send` never waits, but connecting still takes time.
             await self._metadata.first_update(
                 self._loop.time() + (config.max_block or config.request_timeout)
             )
@@ -256,9 +259,10 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
                 delivery_timeout_ms, after which every record has its result anyway.
 
         Returns:
-            The numbers of records that were delivered, that failed, and whose outcome is unknown, since start().
+            The numbers of records that were delivered, that failed, and that have an unknown outcome, since start().
 
-        Cancelling it fails the remaining records immediately. A second call waits for the first and returns its report.
+        Cancelling close() fails the remaining records immediately. A second call waits for the first and returns its
+        report.
         """
         check_timeout(timeout)
         if self._state is ProducerState.NEW:
@@ -327,10 +331,11 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         given_up.cancel()
         await asyncio.wait({running, given_up})
         if not running.cancelled() and (error := running.exception()) is not None:
-            self._log.error("close() failed; the remaining records are failed as well", exc_info=error)
+            self._log.error("close() failed; the remaining records fail as well", exc_info=error)
 
     def _report_given_up(self, waited: float) -> None:
-        """Log the records that the end of a block did not wait for, since the report of close() is dropped there."""
+        """Log the records that the end of an `async with` block did not wait for, because the block drops the
+        CloseReport."""
         counts: Counter[str] = Counter()
         for batch in self._accumulator.incomplete:
             counts[batch.queue.topic] += batch.live_count
@@ -350,7 +355,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     async def _finish(self) -> None:
-        """End the transaction and flush: the part of close() that may take long."""
+        """End the transaction and flush. This part of close() may take long."""
         await self._end_transaction()
         await self._accumulator.flush()
 
@@ -368,7 +373,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
 
     def _seconds_to_leave(self) -> float:
-        """Return how long the end of a block may wait. Makes close() log the records that it fails."""
+        """Return the seconds that the end of a block may wait, and make close() log the records that it fails."""
         self._logs_given_up = True
         return min(self._config.close_timeout, self._config.delivery_timeout + 1)
 
@@ -422,7 +427,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     def _close_dropped(self) -> bool:
-        """Close a running producer that is no longer referred to. Return False if its loop can no longer do that.
+        """Close a running producer that is no longer referenced. Return False if its loop can no longer do that.
 
         The task of close() refers to the producer, which lives until the task ends; its __del__ is not called again.
         The garbage collector may call this in any thread.
@@ -490,7 +495,7 @@ def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> 
 
 
 def _report_all_unclosed() -> None:
-    """Report the producers that still exist although their loop was closed before they were."""
+    """Report the producers that still exist because their loop was closed before them."""
     for producer in list(_started):
         producer._report_unclosed("the interpreter ended")
 

@@ -35,13 +35,13 @@ from aioproducer.protocol.primitives import NIL_UUID
 from aioproducer.types import ENDS_OF_THE_PROGRAM
 
 DEFAULT_INTERVAL = 300.0
-"""Seconds between two attempts while no broker has named an interval (ClientTelemetryReporter)."""
+"""Seconds between two attempts until a broker has named an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
-"""Seconds between two looks whether the cluster is known, so that it can be asked."""
+"""Seconds between two checks whether a broker has answered, so that it can be asked for subscriptions."""
 SHORTEST_INTERVAL = 0.1
-"""Seconds; a broker cannot ask for pushes more often."""
+"""The minimum number of seconds between two pushes, even if a broker asks for a shorter interval."""
 LAST_PUSH = 1.0
-"""Seconds that close() waits at most for the last push, within its own timeout."""
+"""The maximum number of seconds that close() waits for the last push, within its own timeout."""
 ALL = "*"
 
 
@@ -56,7 +56,7 @@ class Subscription(NamedTuple):
     most_bytes: int
     codec: Codec
     is_delta: bool
-    """Counters start again at each push."""
+    """True if counters start again after each push."""
 
     @classmethod
     def of(cls, response: GetTelemetrySubscriptionsResponse) -> Subscription:
@@ -73,12 +73,12 @@ class Subscription(NamedTuple):
         )
 
     def wants(self, name: str) -> bool:
-        """Return whether a metric is wanted. The empty prefix and "*" stand for all."""
+        """Return whether a metric is wanted. The empty prefix and "*" match every name."""
         return any(prefix == ALL or name.startswith(prefix) for prefix in self.prefixes)
 
 
 class MetricsPush:
-    """The task that asks for subscriptions and pushes, and the client instance id."""
+    """The task that asks for subscriptions and pushes metrics; also holds the client instance id."""
 
     def __init__(
         self,
@@ -100,7 +100,8 @@ class MetricsPush:
         self._subscription: Subscription | None = None
         self._interval = DEFAULT_INTERVAL
         self._is_first = True
-        """The next push is the first of its subscription, so it is delayed at random: not all clients push at once."""
+        """True if the next push is the first of its subscription. It is delayed at random so that not all clients push
+        at once."""
         self._before = MetricsSnapshot()
         """The metrics at the last push, or at the start if there was none."""
         self._before_at = self._started_at = 0.0
@@ -108,7 +109,8 @@ class MetricsPush:
         """The user's own metrics, by name."""
 
     async def run(self) -> None:
-        """Ask and push until cancelled, or until a broker reports an error for which a retry is pointless."""
+        """Ask for subscriptions and push metrics until cancelled, or until a broker reports an error that a retry
+        cannot fix."""
         self._before = self._measure()
         self._before_at = self._started_at = self._loop.time()
         pause: float | None = 0.0
@@ -124,9 +126,10 @@ class MetricsPush:
                 )
 
     async def _step(self) -> float | None:
-        """Ask, or push what was asked for. Return the seconds until the next step; None for no further step."""
+        """Ask for a subscription, or push the metrics in it. Return the seconds until the next step; None for no
+        further step."""
         if self._subscription is None:
-            # After start(wait=False), no broker may answer for long.
+            # After start(wait=False), it can take long until a broker answers.
             return UNTIL_A_BROKER_ANSWERS if self._brokers.is_bootstrapping else await self._subscribe()
         if self._is_first:
             self._is_first = False
@@ -134,7 +137,7 @@ class MetricsPush:
         return await self._push(self._subscription)
 
     async def client_instance_id(self, timeout: float) -> UUID:
-        """Return the id that a broker has given this client; wait for it."""
+        """Wait for the id that a broker assigns to this client, and return it."""
         if not self.is_enabled:
             raise IllegalStateError("enable_metrics_push is off, so brokers do not give this client an id")
         try:
@@ -218,7 +221,8 @@ class MetricsPush:
         return self._failed("to push metrics", response.error_code, action)
 
     def _own_points(self, subscription: Subscription) -> Iterator[Point]:
-        """Return the values of the user's metrics (KIP-1076). One that raises is logged and removed."""
+        """Return the values of the user's metrics (KIP-1076). If a metric raises an exception, this is logged and the
+        metric is removed."""
         for name, read in list(self._own.items()):
             if not subscription.wants(name):
                 continue
@@ -233,7 +237,7 @@ class MetricsPush:
                 yield Point(name, value, False, {})
 
     def register(self, name: str, read: Callable[[], float]) -> None:
-        """Also push this metric of the user."""
+        """Push this metric of the user in addition to the producer's own."""
         if not _is_metric_name(name):
             raise InvalidArgumentError(
                 f"the name of a metric must be a str with at least one character, and valid in UTF-8, not {name!r}",
@@ -258,14 +262,14 @@ class MetricsPush:
         return 0.0 if action is Action.SUBSCRIBE else self._interval
 
     async def _ask(self, request: GetTelemetrySubscriptionsRequest | PushTelemetryRequest) -> Any:
-        """Send a request to the least loaded broker; None if there is no answer."""
+        """Send a request to the least loaded broker. Return its response; None if there is none."""
         node_id = self._brokers.least_loaded()
         if node_id is None:
             return None
         try:
             return await self._brokers.request_node(node_id, request, self._timeout)
         except UnsupportedVersionError:
-            return None  # the broker collects no metrics
+            return None  # the broker does not collect metrics
         except KafkaError as error:
             self._log.debug("no answer about metrics: %s", error)
             return None

@@ -1,4 +1,4 @@
-"""Prepares batches for a request: checks that a partition may send one, and gives it its sequence numbers.
+"""Prepares batches for a request: decides whether a partition may send a batch, and assigns its sequence numbers.
 
 The broker identifies records by these numbers permanently. Therefore they are assigned as late as possible, and they
 are discarded only while the records cannot be in a log."""
@@ -20,7 +20,7 @@ NEW_EPOCH = (
     "a new producer epoch began before the records were acknowledged, because records before them failed or the broker "
     "lost this producer's state"
 )
-"""Why a batch is given up that may be in the log under the numbers of the old epoch."""
+"""The reason for failing a batch that may be in the log with sequence numbers of the old epoch."""
 
 
 class Numbering:
@@ -46,14 +46,14 @@ class Numbering:
     def prepare(self, queue: PartitionQueue) -> bool:
         """Return whether the first batch of this partition may be sent now, in addition to those in flight.
 
-        If nothing of the partition is in flight, this is the time for changes that need it: a new sequence for a
-        re-created topic, or a new epoch after a gap. Batches that can no longer be sent fail here.
+        Two changes are made here, since they are possible only while no batch of the partition is in flight: a new
+        sequence for a re-created topic, and a new epoch after a gap. Batches that can no longer be sent fail here.
         """
         batch: ProducerBatch = queue.batches[0]
         if self._transaction.is_used and not self._may_join(queue):
             return False
         if not self._idempotence.enabled:
-            # Without sequence numbers a second batch could overtake a first one that has to be sent again.
+            # Without sequence numbers, a second batch could overtake a first one that has to be sent again.
             return len(queue.in_flight) < self._most_in_flight
         if queue.in_flight:
             # A batch is sent again only when no other batch of its partition is in flight.
@@ -73,14 +73,15 @@ class Numbering:
         return has_numbers and batch.state is not BatchState.DONE
 
     def number(self, batch: ProducerBatch) -> None:
-        """Give a batch that is sent for the first time its sequence numbers, if the producer is idempotent."""
+        """Assign sequence numbers to a batch that is sent for the first time, if the producer is idempotent."""
         if self._idempotence.enabled and batch.first_sequence < 0:
             sequence = batch.queue.sequence
             assert sequence is not None  # set by prepare()
             batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
 
     def has_left_old_topic(self, batch: ProducerBatch) -> bool:
-        """Fail a batch that may be in the log of a topic that has been re-created since; return whether it has ended.
+        """Fail a batch that may be in the log of a topic that has since been re-created. Return whether the batch has
+        ended.
 
         prepare() finds such batches, except in partitions that the new topic does not have."""
         queue = batch.queue
@@ -107,14 +108,15 @@ class Numbering:
         return True
 
     def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
-        """Return False if the topic was re-created: batches in flight are for the old one and must end first."""
+        """Return False if the topic was re-created: batches in flight are for the old topic and must end first."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         if topic is None or topic.topic_id is sequence.topic_id:
             return True
         return not topic.topic_id.int or not sequence.topic_id.int or topic.topic_id == sequence.topic_id
 
     def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
-        """Return the sequence of a partition that has nothing in flight: a new one if its topic was re-created."""
+        """Return the sequence of a partition that has nothing in flight. If its topic was re-created, it is a new
+        sequence."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
         if queue.sequence is not None and queue.sequence.topic_id is topic_id:
@@ -122,8 +124,8 @@ class Numbering:
         sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
         if queue.sequence is not sequence:
             if queue.sequence is not None:
-                # The new log may already contain records with our numbers, sent by topic name or sent again. A new
-                # epoch avoids a conflict.
+                # The new log may already contain records with our numbers, from batches that named the topic by its
+                # name or were sent again. A new epoch avoids a conflict.
                 if self._transaction.is_used:
                     cause = KafkaError(
                         f"topic {queue.topic} was re-created while the transaction wrote to it"
@@ -139,7 +141,7 @@ class Numbering:
         return sequence
 
     def _begin(self, queue: PartitionQueue, sequence: PartitionSequence) -> None:
-        """Prepare to number a batch with nothing in flight: begin a new epoch if the last one has a gap."""
+        """Prepare to number a batch while nothing is in flight: begin a new epoch if the current one has a gap."""
         before = sequence.identity
         self._idempotence.begin(sequence)
         if before is not None and sequence.identity != before:
@@ -164,7 +166,7 @@ class Numbering:
                 batch.leave_for(topic_id)
 
     def _renumber(self, queue: PartitionQueue) -> None:
-        """Clear numbers of an old epoch, so that the batches get new ones. Batches that may be in the log fail."""
+        """Clear the numbers of an old epoch, so that the batches get new ones. Batches that may be in the log fail."""
         for batch in list(queue.batches):
             if batch.state is BatchState.DONE or not batch.is_numbered:
                 continue

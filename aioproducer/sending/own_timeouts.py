@@ -1,4 +1,4 @@
-"""Ends records whose own timeout, an argument of their call, passes before they have a result."""
+"""Ends records whose own timeout (an argument of their call) passes before they have a result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from aioproducer.transactions.state import Transaction, abortable
 from aioproducer.types import Outcome
 
 RECORDS_A_TURN = 4000
-"""Records of one call that end in one turn of the event loop, about 2 ms."""
+"""The number of records of one call that end in one turn of the event loop, which takes about 2 ms."""
 
 
 class OwnTimeouts:
     """The timeouts of `send`, `try_send`, `send_many` and `send_batch`: a timer for each call that has one.
 
-    A record that was never sent is left out of its batch (NOT_PERSISTED). The outcome of one that was sent is UNKNOWN.
+    A record that was never sent is left out of its batch (NOT_PERSISTED). The outcome of a record that was sent is
+    UNKNOWN.
     """
 
     def __init__(self, core: Core, accumulator: Accumulator, transaction: Transaction) -> None:
@@ -38,8 +39,8 @@ class OwnTimeouts:
     def end_rows_after(
         self, spans: Sequence[Span], timeout: float, began: float, waits: Sequence[FlushWait] = ()
     ) -> None:
-        """End the records of one call `timeout` seconds after the loop time `began`, and then end the waits for
-        them."""
+        """End the records of one call `timeout` seconds after the loop time `began`, and then end the waits for these
+        records."""
         timer = self._loop.call_at(began + timeout, self._end_rows, spans, timeout, waits, 0)
         FlushWait(self._loop, pending_batches(spans)).future.add_done_callback(lambda _: timer.cancel())
 
@@ -57,7 +58,7 @@ class OwnTimeouts:
     def _end_rows(
         self, spans: Sequence[Span], timeout: float, waits: Sequence[FlushWait], number: int
     ) -> None:
-        """End the records of the spans from this number on, some in each turn of the loop."""
+        """End the records of the spans from index `number` on, about RECORDS_A_TURN in each turn of the loop."""
         left = RECORDS_A_TURN
         while number < len(spans) and left > 0:
             for batch, first, count in parts_of(spans[number]):

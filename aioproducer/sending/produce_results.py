@@ -1,7 +1,7 @@
 """Applies a Produce response, or the lack of one, to each batch of the request.
 
 outcomes.py decides what to do; this module does it: complete, send again, split or fail a batch. The sender passes the
-answers in; nothing here awaits or writes to a socket."""
+answers to it; nothing here awaits or writes to a socket."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SUCCESS = int(ErrorCode.NONE)
 """The error code of each batch in a response that reports only successes."""
 _STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
 NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
-"""The beginning of the message of a NOT_ENOUGH_REPLICAS that is unrelated to replicas."""
+"""The beginning of the message of those NOT_ENOUGH_REPLICAS errors that have nothing to do with replicas."""
 
 
 class ProduceResults:
@@ -85,7 +85,7 @@ class ProduceResults:
         self._retries = Retries(self._log)
         self._is_ending_behind = False
         self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
-        """The error table's decision for a plain success, looked up once."""
+        """Whether the error table's action for a plain success is to complete the batch; looked up once."""
 
     def apply_success(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """Apply a response that reports success for each batch of a request, and nothing else."""
@@ -117,7 +117,7 @@ class ProduceResults:
         Args:
             node_id: the broker.
             batches: the batches of the request.
-            names: the topics' names by their ids.
+            names: the topic names by topic id.
             addressed: the id by which the request addressed each topic, by name; NAMED if it used the name.
             response: the broker's response.
             now: the loop's time.
@@ -137,9 +137,7 @@ class ProduceResults:
                     self._partition_answered(batch, partition, response, now, addressed[name])
         if expected:
             missing = "a partition" if len(expected) == 1 else f"{len(expected)} partitions"
-            violation = MissingPartitionError(
-                f"broker {node_id} left {missing} of the request out of its answer"
-            )
+            violation = MissingPartitionError(f"broker {node_id} did not answer for {missing} of the request")
         if violation is not None:
             self._brokers.disconnect(node_id, violation)
             for batch in expected.values():
@@ -216,7 +214,7 @@ class ProduceResults:
     def _is_repetition(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> bool:
         """Return whether a participant's first batch repeats one that was already in the log.
 
-        That batch may be another producer's, or an earlier attempt of its own; the answers are the same.
+        The batch in the log may come from another producer or from an earlier attempt; the answer is the same.
         """
         sequence = batch.queue.sequence
         if sequence is None or not self._transaction.role.is_repetition(
@@ -226,9 +224,9 @@ class ProduceResults:
         return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
     def _learn_leader(self, said: PartitionAnswer) -> bool:
-        """Apply the leader that the answer names, if any (KIP-951). Return whether the leader is another broker now.
+        """Apply the leader that the answer names, if any (KIP-951). Return whether another broker is now the leader.
 
-        If it is not, or if there is none, request new metadata.
+        If the leader is unknown or still the broker that the batch was sent to, request new metadata.
         """
         batch, answer, response = said.batch, said.answer, said.response
         queue = batch.queue
@@ -368,10 +366,11 @@ class ProduceResults:
         row = decide_failure(failure, {Condition.ACKS_0} if self._config.acks == 0 else ())
         if row.outcome is Outcome.UNKNOWN:
             batch.doubt(topic_id)
-            self._transaction.epoch_is_spent = True  # with v1 a late copy could affect the next transaction
+            # With transactions v1, an attempt that is carried out late could affect the next transaction.
+            self._transaction.epoch_is_spent = True
         if row.action is Action.FAIL:
             # With acks=0 the outcome can never be learned, and sending the batch again could create a duplicate.
-            # Without a version in common, nothing was written, and another attempt would fail in the same way.
+            # Without a common version, nothing was written, and another attempt would fail in the same way.
             self.give_up(batch, f"{failure.value}: {error}")
             return
         self._metadata.request_update()
@@ -381,7 +380,7 @@ class ProduceResults:
     # ------------------------------------------------------------------------------------ without an answer
 
     def end_at(self, batch: ProducerBatch, moment: Moment, why: str = "", *, in_flight: bool) -> bool:
-        """Fail a batch because of `moment`; return False if the error table keeps the batch."""
+        """Fail a batch because of `moment`. Return False if the batch is kept, according to the error table."""
         is_endless = self._config.enable_endless_retries
         holds = {
             Condition.IN_FLIGHT: in_flight,
@@ -401,7 +400,7 @@ class ProduceResults:
         return True
 
     def _ends_now(self, batch: ProducerBatch) -> bool:
-        """Fail a batch instead of sending it again if a moment that ends it passed while it was in flight."""
+        """Fail a batch, instead of sending it again, if an event that ends it occurred while it was in flight."""
         moments, batch.moments = batch.moments, ()
         return any(self.end_at(batch, moment, in_flight=False) for moment in moments)
 
@@ -451,7 +450,7 @@ class ProduceResults:
             self._hooks.batch_ended(batch, batch.record_count, now, base_offset)
 
     def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
-        """Send a batch again after the back-off. `why`: the text for the log in place of the last error."""
+        """Send a batch again after the back-off. In the log, `why` replaces the last error."""
         batch.mark_returned()
         pause = self._backoff(batch)
         self._accumulator.requeue(batch, now + pause)
@@ -526,7 +525,7 @@ class ProduceResults:
         self._end_behind(batch)
 
     def _count_not_delivered(self, batch: ProducerBatch, count: int) -> None:
-        """Count records of a batch that end with an error, by the outcome that the error has."""
+        """Count records of a batch that end with an error, by the outcome of the batch."""
         topic = self._metrics.topic(batch.queue.topic)
         if batch.outcome is Outcome.UNKNOWN:
             self._metrics.records_unknown += count

@@ -33,7 +33,7 @@ class ProducerIdSource:
         self._random = core.random
         self._task: asyncio.Task[None] | None = None
         self.last_error: KafkaError | None = None
-        """The last error since an id was requested; None once it was obtained."""
+        """The last error since an id was requested; None once an id was obtained."""
         self.refused: KafkaError | None = None
         """The error after which no further attempt is made. The sender fails the waiting records and resets it."""
 
@@ -47,7 +47,8 @@ class ProducerIdSource:
         return self._task is not None
 
     def ask(self) -> None:
-        """Get an id in the background, unless the task is already running. Its end sets the wake-up event."""
+        """Get an id in the background, unless the task is already running. The task sets the wake-up event when it
+        ends."""
         if self._task is None or self._task.done():
             loop = asyncio.get_running_loop()
             self._task = new_task(loop, self._obtain(), "aioproducer-producer-id")

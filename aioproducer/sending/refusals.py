@@ -1,4 +1,4 @@
-"""Texts of failed deliveries: the broker's answer, the reason why a batch failed, and the error of its records."""
+"""Builds the texts of failed deliveries: the broker's answer, the reason why a batch failed, and its records' error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aioproducer.types import Outcome
 
 
 def message_of(answer: ProduceResponse.PartitionProduceResponse) -> str:
-    """Return the broker's own message, to be appended to the name of an error."""
+    """Return the broker's own message in a form that can be appended to the name of an error."""
     return f": {escaped(answer.error_message)}" if answer.error_message else ""
 
 
@@ -28,7 +28,7 @@ class PartitionAnswer(NamedTuple):
     now: float
     """The loop's time."""
     was_in_doubt: bool
-    """The batch may have been in the log before this answer."""
+    """True if the batch may already have been in the log before this answer."""
 
     @property
     def refusal(self) -> str:

@@ -38,12 +38,12 @@ class Rejections:
             self.note(topic, error, counts[kind])
 
     def of(self, topic: object, records: int = 1) -> Watched:
-        """Return a block for `with`; an error that leaves it is counted."""
+        """Return a context manager that counts an error raised in its block."""
         return Watched(self, topic, records)
 
 
 class Watched:
-    """A block that appends records, or raises."""
+    """A context manager for a block that appends records. It counts the error if the block raises one."""
 
     __slots__ = ("_records", "_rejections", "_topic")
 
@@ -53,7 +53,7 @@ class Watched:
         self._records = records
 
     def __enter__(self) -> None:
-        """Begin to watch."""
+        """Enter the block; only an error that leaves it is counted."""
 
     def __exit__(
         self,

@@ -1,7 +1,7 @@
 """The sender task: waits for work, drains batches per node, and sends them.
 
-One pass checks everything that may have changed, and never awaits. numbering.py says which partitions may send a batch
-now, produce_results.py handles the answers, and giving_up.py fails batches without one."""
+One pass checks everything that may have changed, and never awaits. numbering.py decides which partitions may send a
+batch now, produce_results.py handles the answers, and giving_up.py fails batches without an answer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Sender:
         self._seen_metadata = -1
         self._left_in_pass = 0
         self._begun: set[int] = set()
-        """Nodes that a participant has begun to write to."""
+        """The nodes that this producer has begun to write to as a participant in another producer's transaction."""
         self._results = ProduceResults(core, accumulator, brokers, metadata, idempotence, transaction)
         self._producer_ids = ProducerIdSource(core, idempotence, brokers)
         self._numbering = Numbering(core, accumulator, metadata, idempotence, transaction, self._results)
@@ -80,7 +80,7 @@ class Sender:
 
     def abort(self, reason: str) -> None:
         """Fail all remaining batches. close() calls this when its time has run out."""
-        # The user has closed the producer without a commit, and so asked for the abort of these records.
+        # If the user closes the producer without a commit, these records are meant to be aborted.
         self._giving_up.abort_all(reason, is_wanted=self._transaction.is_uncommitted)
 
     # ---------------------------------------------------------------------------------------------- the loop
@@ -100,7 +100,8 @@ class Sender:
             raise
 
     def _pass(self, now: float) -> float | None:
-        """Send everything that can be sent; return the time of the next pass unless the sender is woken earlier."""
+        """Send everything that can be sent. Return the loop time of the next pass, unless the sender is woken
+        earlier."""
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.update_leaders(self._metadata.cluster)
@@ -123,9 +124,7 @@ class Sender:
                 for topic in sorted(self._accumulator.topics_without_leader()):
                     self._metadata.touch(topic)
                 self._metadata.request_update()
-                if (
-                    self._metadata.cluster.nodes
-                ):  # otherwise no broker is known, and the log has lines about that
+                if self._metadata.cluster.nodes:  # otherwise no broker is known, which is logged elsewhere
                     self._accumulator.log_missing_leaders(now)
             elif not self._idempotence.needs_identity:
                 again_at = self._send_to(node_id, now)
@@ -137,7 +136,8 @@ class Sender:
             if (watch_again := self._coordinator.watch(now)) is not None:
                 times.append(watch_again)
         elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
-            # At the start, so that the first record does not wait for it; later, if the last epoch is used up.
+            # Ask for an id at the start, so that the first record does not wait for it, and later if the last epoch is
+            # used up.
             self._producer_ids.ask()
         if self._brokers.update_wanted:
             self._brokers.update_wanted = False
@@ -145,7 +145,8 @@ class Sender:
         return min(times, default=None)
 
     def _send_to(self, node_id: int, now: float) -> float | None:
-        """Drain a node while it can accept requests; return when it can be tried again, if that time is known."""
+        """Drain a node while it can accept requests. Return the loop time at which to try it again; None if nothing is
+        left or the wake-up event announces the change."""
         connection = self._brokers.ready(node_id)
         if (
             connection is not None
@@ -302,8 +303,7 @@ class Sender:
     def _addressed(
         self, connection: Connection, topics: dict[str, tuple[str, int, list[ProducerBatch]]]
     ) -> dict[str, int]:
-        """Return, for each topic name, how requests to this broker address the topic: by its id, or by name
-        (NAMED)."""
+        """Return, for each topic name, how requests to this broker address the topic: its id, or NAMED."""
         known = connection.versions.ranges.get(ApiKey.PRODUCE)
         by_id = (
             known is not None
@@ -323,17 +323,17 @@ def drain(
     most: int,
     most_bytes: int,
 ) -> tuple[list[ProducerBatch], bool]:
-    """Take at most one batch of each partition that is due for this node; return them, and whether others may be left.
+    """Take at most one batch of each partition that is due for this node. Return them, and whether others may be left.
 
-    Continues where the last call stopped, because a partition moves behind the others when its batch is taken.
+    Each call continues where the last one stopped, because a partition moves behind the others when its batch is taken.
 
     Args:
         accumulator: holds the batches.
-        prepare: whether the first batch of a partition may be sent now (Numbering.prepare).
+        prepare: returns whether the first batch of a partition may be sent now (Numbering.prepare).
         node_id: the broker.
         now: the loop's time.
-        most: the largest number of batches.
-        most_bytes: their largest size on the wire; one larger batch is taken alone.
+        most: the maximum number of batches.
+        most_bytes: their maximum size on the wire; a larger batch is taken alone.
     """
     drained: list[ProducerBatch] = []
     are_left = False

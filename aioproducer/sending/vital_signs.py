@@ -1,4 +1,4 @@
-"""Questions about a producer: its metrics, whether a broker answers, whether it is ready for records."""
+"""Reports on a producer: its metrics, whether a broker answers, and whether it is ready for records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from aioproducer.transactions.state import Transaction
 
 MOST_BATCHES = 10
 MOST_TOPICS = 100
-"""The most that describe() shows."""
+"""The maximum numbers of batches and topics that describe() shows."""
 COUNTERS = (
     "records_accepted",
     "records_sent",
@@ -66,17 +66,17 @@ class VitalSigns(RecordPath):
     _state: Any
     _transaction: Transaction
     _wall_clock: Callable[[], float]
-    """Seconds since 1970; simulations have a clock of their own."""
+    """Returns the seconds since 1970; simulations replace it with a clock of their own."""
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
-        """Return all counters and gauges. Works in every state, also before start() and after close().
+        """Return all counters and gauges. This works in every state, even before start() and after close().
 
         Args:
-            window: seconds, from 10 to 600: return what happened within about this time instead of since the start.
-                For this, the producer keeps a snapshot every 10 s. For other times, subtract two snapshots yourself.
+            window: seconds, from 10 to 600: return what happened in about this period instead of since the start. For
+                this, the producer keeps a snapshot every 10 s. For other periods, subtract two snapshots yourself.
 
         Raises:
-            ValueError: the window is shorter or longer.
+            ValueError: the window is not in this range.
         """
         return self._measure(window)
 
@@ -84,7 +84,7 @@ class VitalSigns(RecordPath):
         """Ask a broker, and return which one answered and after how long. The answer never comes from a cache.
 
         Args:
-            timeout: seconds, connecting included.
+            timeout: seconds, including the time to connect.
 
         Raises:
             BrokerConnectionError: no broker can be reached.
@@ -92,7 +92,7 @@ class VitalSigns(RecordPath):
             AuthenticationError: a broker rejects our credentials, or we reject its certificate.
             ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used.
 
-        Cancelling it has no effect on the producer.
+        Cancelling the call has no effect on the producer.
         """
         check_timeout(timeout)
         self._check_usable()
@@ -107,7 +107,7 @@ class VitalSigns(RecordPath):
         and loses the records in its buffer.
 
         Args:
-            max_unacked_seconds: not `ok` if a record has waited longer than this for its result.
+            max_unacked_seconds: the producer is not `ok` if a record has waited longer than this for its result.
         """
         measured = self._measure()
         connected = sum(node.is_connected for node in measured.nodes)
@@ -122,31 +122,35 @@ class VitalSigns(RecordPath):
         )
 
     async def client_instance_id(self, timeout: float = 10.0) -> UUID:
-        """Return the id that brokers have given this client for its metrics (KIP-714), for the brokers' logs.
+        """Return the id under which the brokers know this client. A broker assigns it for the client's metrics
+        (KIP-714).
 
         Args:
             timeout: seconds.
 
         Raises:
-            KafkaTimeoutError: no broker has assigned one. Brokers do so only if they collect metrics of clients
-                (Kafka 3.7 with a plugin).
+            KafkaTimeoutError: no broker assigned an id in time. Brokers do so only if they collect client metrics
+                (Kafka 3.7 or later, with a plugin).
             IllegalStateError: enable_metrics_push is off.
 
-        Cancelling it has no effect on the producer.
+        Cancelling the call has no effect on the producer.
         """
         check_timeout(timeout)
         self._check_usable()
         return await self._push.client_instance_id(timeout)
 
     def register_metric(self, name: str, read: Callable[[], float]) -> None:
-        """Push a metric of your own to brokers that want it (KIP-1076). With enable_metrics_push off, none is pushed.
+        """Push a metric of your own to brokers that request it (KIP-1076). It is not pushed if enable_metrics_push is
+        off.
 
         Args:
-            name: its full name; brokers subscribe to prefixes of names.
-            read: returns the value. It runs in the event loop at each push; if it raises, it is logged and removed.
+            name: the full name of the metric; brokers subscribe to prefixes of names.
+            read: a function that returns the value. It runs in the event loop at each push. If it raises an exception,
+                this is logged and the metric is removed.
 
         Raises:
-            InvalidArgumentError: the name is not a str, empty or not valid in UTF-8, or `read` is not a function.
+            InvalidArgumentError: the name is not a str, is empty or cannot be encoded as UTF-8, or `read` is not a
+                function.
         """
         self._check_usable()
         self._push.register(name, read)
@@ -159,8 +163,8 @@ class VitalSigns(RecordPath):
     def describe(self) -> Description:
         """Return the producer's settings, connections, topics and oldest batches, as text for a bug report.
 
-        It sends nothing, and works in every state and thread. `str()` returns the text, `as_dict()` is for JSON.
-        Neither contains data of records or secrets; both contain the names of topics, hosts and users.
+        It sends nothing, and works in every state and thread. `str()` returns the text; `as_dict()` is for JSON.
+        Neither contains record data or secrets; both contain the names of topics, hosts and users.
         """
         given = {name: text for name, text in self._config.shown().items() if not text.endswith("(default)")}
         state = self._state.value
@@ -230,7 +234,7 @@ class VitalSigns(RecordPath):
         return ""
 
     def _measure(self, window: float | None = None) -> MetricsSnapshot:
-        """Return the metrics of this moment, or of the last `window` seconds."""
+        """Return the current metrics, or those of the last `window` seconds."""
         if window is not None and not PERIOD <= window <= LONGEST_WINDOW:
             raise ValueError(
                 f"metrics(window=) must be from {PERIOD:g} to {LONGEST_WINDOW:g} seconds, not {window!r}"
@@ -246,7 +250,7 @@ class VitalSigns(RecordPath):
             )
         now = self._loop.time()
         accumulator, memory = self._accumulator, self._accumulator.memory
-        # Exporters call this in their own threads, while the loop's thread changes what is read here: hence the copies.
+        # Exporters call this in their own threads while the loop's thread changes the collections; hence the copies.
         ended = self._metrics.ended  # before the buffered records: see Metrics.snapshot()
         incomplete = list(accumulator.incomplete)
         oldest = incomplete[0] if incomplete else None
@@ -296,7 +300,7 @@ def _described_batch(batch: ProducerBatch, now: float) -> dict[str, Any]:
 
 
 def weakly_measuring(producer: VitalSigns) -> Callable[[], MetricsSnapshot]:
-    """Return a function that measures the producer and does not keep it alive."""
+    """Return a function that measures the producer without keeping it alive."""
     reference = weakref.ref(producer)
 
     def measure() -> MetricsSnapshot:

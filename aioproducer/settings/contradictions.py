@@ -1,8 +1,8 @@
-"""Contradictions between settings. Two explicit settings that contradict each other are an error; a default yields,
-with a note; a setting of a file gives way to a keyword.
+"""Settles contradictions between settings. Two explicit settings that contradict each other are an error. A default
+yields to an explicit setting, and a setting from a file yields to a keyword, usually with a note.
 
-Each function settles one group; `settle` calls them in order, and collects their errors. The origin of a default that
-yields names the setting it yields to."""
+Each function settles one group; `settle` calls them in order and collects their errors. If a default has yielded, its
+origin names the setting that it yielded to."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from aioproducer.settings.unsettled import UnsettledSettings
 MOST_IN_FLIGHT_WITH_IDEMPOTENCE = 5
 """The number of batches a broker remembers per producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
 _ROUNDING = 1e-9
-"""Seconds; sums of durations that are equal in milliseconds are not always equal in seconds."""
+"""The tolerance in seconds for comparing durations: sums that are equal in milliseconds may differ in seconds."""
 _DELIVERY_TIMEOUT = 120.0
 _SHORTEST_REQUEST = 0.001
-"""Seconds."""
+"""The shortest request timeout, in seconds."""
 _IN_FLIGHT = "max_in_flight_requests_per_connection"
 _REMEMBERED = (
     f"the broker remembers {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} batches per producer; "
@@ -28,10 +28,10 @@ _REMEMBERED = (
 
 
 def settle(unsettled: UnsettledSettings) -> int:
-    """Settle all groups, and return how many requests of one partition may be in flight.
+    """Settle all groups of settings, and return the maximum number of requests in flight for one partition.
 
     Raises:
-        ConfigError: there are mistakes in the settings; it names all of them.
+        ConfigError: the settings contain mistakes; the error names all of them.
     """
     unsettled.attempt(lambda settings: settings.take_over("max_batch_size", "batch_size"))
     _settle_idempotence(unsettled)
@@ -104,7 +104,7 @@ def _look_at_in_flight(unsettled: UnsettledSettings) -> None:
 
 
 def _derive_idempotence(unsettled: UnsettledSettings) -> None:
-    """Decide about idempotence if it was left out."""
+    """Switch idempotence on or off if the user did not set it."""
     if unsettled["enable_idempotence"] is not None:
         return
     if unsettled["acks"] != -1:
@@ -138,7 +138,7 @@ def _look_at_endless_retries(unsettled: UnsettledSettings) -> None:
 
 
 def _look_at_need_of_idempotence(unsettled: UnsettledSettings, name: str) -> None:
-    """Reject a setting that needs sequence numbers if there will be none."""
+    """Reject a setting that needs sequence numbers if idempotence will be off."""
     if not unsettled[name] or unsettled["enable_idempotence"]:
         return
     if unsettled["enable_idempotence"] is False:
@@ -158,7 +158,7 @@ def _in_flight_per_partition(unsettled: UnsettledSettings) -> int:
     if unsettled["enable_idempotence"]:
         return int(unsettled[_IN_FLIGHT])
     if not unsettled.is_given(_IN_FLIGHT):
-        # Without sequence numbers a second batch could overtake a first one that has to be sent again.
+        # Without sequence numbers, a batch that has to be sent again could be overtaken by the next one.
         return 1
     is_the_cause = not unsettled.is_given("enable_idempotence") and unsettled["acks"] == -1
     if unsettled[_IN_FLIGHT] > 1 and not is_the_cause:
@@ -172,7 +172,7 @@ def _look_at_blocking(unsettled: UnsettledSettings) -> None:
     if unsettled["transactional_id"] is not None and unsettled["max_block_ms"] == 0:
         raise unsettled.refused(
             "max_block_ms",
-            f"leaves the calls of {unsettled.said('transactional_id')} no time; raise it",
+            f"leaves no time for the transactional calls ({unsettled.said('transactional_id')}); raise it",
             against=("transactional_id",),
         )
 
@@ -197,7 +197,7 @@ def _settle_timeouts(unsettled: UnsettledSettings) -> None:
 
 
 def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> None:
-    """Give a request that time of a record which its linger leaves; both are defaults that yield."""
+    """Lower request_timeout_ms to the time that linger_ms leaves; if it leaves none, set linger_ms to 0."""
     room = delivery - unsettled["linger_ms"]
     lowered = ["request_timeout_ms"]
     if room < _SHORTEST_REQUEST:
@@ -220,7 +220,7 @@ def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> Non
 
 
 def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> None:
-    """Set the delivery time-out if it was left out: a record never has more time than its transaction."""
+    """Set delivery_timeout_ms if it was left out. With a transactional_id, it is at most transaction_timeout_ms."""
     value = max(_DELIVERY_TIMEOUT, needed)
     if unsettled["transactional_id"] is not None and unsettled["transaction_timeout_ms"] < value:
         value = unsettled["transaction_timeout_ms"]
@@ -237,7 +237,7 @@ def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> Non
 
 
 def _compare_with_the_transaction(unsettled: UnsettledSettings) -> None:
-    """Warn if one explicit time-out makes another, longer one useless."""
+    """Warn if delivery_timeout_ms is longer than an explicit transaction_timeout_ms."""
     if unsettled["transactional_id"] is None or not unsettled.is_given("transaction_timeout_ms"):
         return
     if unsettled["delivery_timeout_ms"] > unsettled["transaction_timeout_ms"] + _ROUNDING:

@@ -1,4 +1,4 @@
-"""Keywords read from a mapping, the environment or a Java properties file, under the names of any client.
+"""Reads keywords of `Producer` from a mapping, the environment or a Java properties file, under any client's names.
 
 Text is converted to the type of each setting. `ProducerConfig.of` checks the values as it does for keywords."""
 
@@ -26,10 +26,10 @@ from aioproducer.settings.value_types import NoEffect, ValueType
 from aioproducer.types import Secret
 
 _NOT_SETTINGS = (
-    # of aioproducer.testing and of the tests
+    # used by aioproducer.testing and the tests
     "AIOPRODUCER_CACHE_DIR",
     "AIOPRODUCER_TEST_SLOWNESS",
-    # of Kafka's own scripts
+    # used by Kafka's own scripts
     "KAFKA_DEBUG",
     "KAFKA_GC_LOG_OPTS",
     "KAFKA_HEAP_OPTS",
@@ -39,13 +39,13 @@ _NOT_SETTINGS = (
     "KAFKA_LOG4J_OPTS",
     "KAFKA_OPTS",
 )
-"""Variables that other programs read."""
+"""Environment variables that are never settings, because other programs use them."""
 
 _OF_A_SERVICE = re.compile(
     r"(\w*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _URL_OF_A_SERVICE = re.compile(r"(\w*_)?PORT=(tcp|udp|sctp)://.*", re.DOTALL)
-"""The ends of the variables that Kubernetes sets for a Service, if the prefix is a part of the Service's name."""
+"""Both patterns match, without the prefix, the variables that Kubernetes sets for a Service with such a name."""
 
 _OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
 """Two keywords for one setting: overriding one of them also overrides the other."""
@@ -65,11 +65,11 @@ class Entry(NamedTuple):
     origin: str
     """The origin: "explicit", "environment NAME" or "FILE:LINE"."""
     may_be_no_name: bool = False
-    """The text in the key's place may not be a key at all, but part of a password."""
+    """Whether `key` may be part of a password instead of a key."""
 
 
 class Sourced(NamedTuple):
-    """Keywords of `Producer` and their origins."""
+    """Keywords of `Producer` that were read from a source, and their origins."""
 
     settings: dict[str, Any]
     origins: dict[str, str]
@@ -82,7 +82,7 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
     """Return the entries of a mapping whose keys are keywords, or names used by Java or librdkafka.
 
     Raises:
-        ConfigError: it is not a mapping, or a key is not a str.
+        ConfigError: the argument is not a mapping, or a key is not a str.
     """
     if not isinstance(mapping, Mapping):
         type_name = type(mapping).__name__
@@ -101,11 +101,11 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
     """Return the entries of environment variables such as AIOPRODUCER_LINGER_MS.
 
     Raises:
-        ConfigError: the prefix is empty, so that every variable would count as a setting.
+        ConfigError: the prefix is not a str, or is empty, which would make every variable a setting.
     """
     if not isinstance(prefix, str) or not prefix:
         del environ
-        raise _no_source(f"prefix={prefix!r} must be the text that the names of all settings begin with")
+        raise _no_source(f"prefix={prefix!r} must be a str that is not empty: the prefix of all settings")
     return [
         _entry(name.removeprefix(prefix).lower(), value, f"environment {name}")
         for name, value in sorted(environ.items())
@@ -116,7 +116,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
 
 
 def _is_of_a_service(name: str, value: str) -> bool:
-    """Return whether it is a variable that Kubernetes sets in each container for a Service with such a name."""
+    """Return whether Kubernetes sets this variable in each container for a Service. `name` is without the prefix."""
     return bool(_OF_A_SERVICE.fullmatch(name) or _URL_OF_A_SERVICE.fullmatch(f"{name}={value}"))
 
 
@@ -145,7 +145,7 @@ def _entry(key: str, value: Any, origin: str, may_be_no_name: bool = False) -> E
 def kept_hidden(name: str, value: Any) -> Any:
     """Return the value of a keyword, wrapped if it is a secret, so that no traceback shows it as a local variable.
 
-    A secret of another type, such as bytes, will be rejected, so only its type is kept.
+    A secret of the wrong type, such as bytes, will be rejected, so only the name of its type is kept.
     """
     setting = SETTINGS[name]
     if setting.is_secret and isinstance(value, str):
@@ -170,18 +170,18 @@ def _is_accepted(value_type: ValueType, value: object) -> bool:
 
 
 def _without_content(value: object) -> object:
-    """Return an object that has nothing in common with `value` but the name of its type, for the error message."""
+    """Return a placeholder for the error message that has the type name of `value`, but nothing of its content."""
     type_name = type(value).__name__
     return type(type_name, (), {"__slots__": (), "__repr__": lambda _: f"<hidden {type_name}>"})()
 
 
 def check_keywords(keywords: dict[str, Any]) -> None:
-    """Wrap the secrets among keywords of `Producer`, and remove those that aiokafka's wrappers pass on, in place.
+    """Change keywords of `Producer` in place: wrap the secrets, and remove aiokafka's defaults that wrappers pass on.
 
-    To be called with a user's keywords before anything that may raise.
+    Call it with a user's keywords before anything that may raise an exception.
 
     Raises:
-        ConfigError: there is no such keyword. All values are dropped, because the misspelt keyword may be that of a
+        ConfigError: a keyword is unknown. All values are dropped, because the misspelt keyword may be that of a
             password.
     """
     for name in [name for name, value in keywords.items() if is_default_elsewhere(name, value)]:
@@ -202,7 +202,7 @@ def _no_source(problem: str) -> ConfigError:
 
 
 def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
-    """Return the keywords that the entries stand for. Overrides, which are keywords themselves, take precedence.
+    """Return the keywords that the entries set. `overrides`, which are keywords themselves, take precedence.
 
     Keys that are unknown or rejected, malformed values, and settings with two values become `mistakes` of the result.
     """
@@ -225,7 +225,7 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
 
 
 class _Found:
-    """The settings of a source, as far as its entries were read."""
+    """The settings found in those entries of a source that were read so far."""
 
     def __init__(self, overrides: Mapping[str, Any]) -> None:
         self.settings: dict[str, Any] = {}
@@ -283,7 +283,7 @@ class _Found:
         self._without_effect.setdefault(reason, []).append(_named(entry))
 
     def refuse(self, error: ConfigError, setting: str = "", unclear: Iterable[str] = ()) -> None:
-        """Keep a mistake, without the frames that it leads to."""
+        """Keep a mistake without its traceback, which would keep other objects alive."""
         self._mistakes.append(Mistake(setting, without_tracebacks(error)))
         self._unclear.update(unclear)
 
@@ -316,7 +316,8 @@ def _settings_meant(name: str) -> tuple[str, ...]:
 
 
 _BROADER_NAMES = ("socket.timeout.ms",)
-"""Names of librdkafka for settings that it divides, and that are one here. They give way to the other name."""
+"""librdkafka's names for a setting that librdkafka splits in two and that is one setting here. They yield to the other
+name, for example to request.timeout.ms."""
 
 
 def _yields(loser: Entry, winner: Entry) -> bool:
@@ -345,7 +346,7 @@ def _same(name: str, first: Any, second: Any) -> bool:
 def _unknown(entry: Entry) -> ConfigError:
     if entry.may_be_no_name:
         return ConfigError(
-            f"{entry.origin}: this line has no '=' and is not a setting; did the line before it end with a backslash?",
+            f"{entry.origin}: this line has no '=' and is not a setting; is a backslash missing in the line before it?",
             setting="from_properties",
             value=None,
         )

@@ -1,7 +1,7 @@
-"""The line that contains the credentials in Java configurations: `module flag option="value" ...;`
+"""Parses the line that contains the credentials in Java configurations: `module flag option="value" ...;`
 
-Only what a client's line may contain: one login module, its flag and its options (Kafka's JaasConfig). Error messages
-show the names of modules and options, and nothing else of it."""
+It accepts what a client's line may contain: one login module, its flag and its options (Kafka's JaasConfig). Error
+messages show nothing of the line."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BLANKS = "".join(map(chr, range(33)))
-"""White space, as in the pattern above: the only characters that Java's StreamTokenizer treats as such."""
+"""The only characters that Java's StreamTokenizer treats as white space, as in the pattern above."""
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 
 
 @dataclass(frozen=True, slots=True)
 class JaasEntry:
-    """A login module (its class name without the package) and its options, each of which may be a secret."""
+    """A login module (its class name without the package) and its options, whose values may be secrets."""
 
     module: str
     options: dict[str, Secret]
@@ -37,7 +37,7 @@ def parse_jaas(text: str) -> JaasEntry:
     """Read the value of `sasl.jaas.config`.
 
     Raises:
-        ValueError: the line has a different form. The text is the end of a sentence and shows nothing of the line.
+        ValueError: the line is malformed. The error's text is the end of a sentence and shows nothing of the line.
     """
     tokens = _tokens(text)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:

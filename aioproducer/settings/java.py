@@ -40,7 +40,7 @@ SERIALIZERS: dict[str, Serialize | None] = {
     f"{_PACKAGE}BooleanSerializer": _packed(">?"),
     f"{_PACKAGE}UUIDSerializer": _uuid,
 }
-"""The classes that `key.serializer` and `value.serializer` may name. All of them keep None, a tombstone."""
+"""The classes that `key.serializer` and `value.serializer` may name. All of them return None, a tombstone, for None."""
 
 PARTITIONERS = {
     "": "murmur2",
@@ -66,7 +66,7 @@ _TRACING_PACKAGES = (
 
 
 def is_registry_serializer(name: str) -> bool:
-    """Return whether the class is a serializer of a schema registry, which only encodes objects of Java programs."""
+    """Return whether the class is a schema registry's serializer, which can only encode objects of Java programs."""
     return name.startswith(_REGISTRY_PACKAGES)
 
 
@@ -79,14 +79,14 @@ class Tokens(Enum):
     """The sources from which callback handlers get their tokens."""
 
     ENDPOINT = "endpoint"
-    """From the token endpoint of the settings, as Kafka's own handler does."""
+    """The token endpoint of the settings, which Kafka's own handler uses."""
     AWS = "Amazon MSK"
     GOOGLE = "Google Cloud"
     STRIMZI = "Strimzi"
-    """From the token endpoint of the JAAS line."""
+    """The token endpoint of the JAAS line."""
     AZURE = "Azure Event Hubs"
     AZURE_SAMPLE = "Azure Event Hubs, if the brokers are there"
-    """The class is that of Microsoft's sample, which has a name that others may use as well."""
+    """The source used by the class in Microsoft's sample, whose name other classes may have as well."""
 
 
 _OAUTH = "org.apache.kafka.common.security.oauthbearer."
@@ -107,7 +107,7 @@ _HANDLERS_LOWER = {name.lower(): tokens for name, tokens in _HANDLERS.items()}
 
 
 def tokens_of(handler: str) -> Tokens | None:
-    """Return where a callback handler gets its tokens; None if it is not known."""
+    """Return the source from which a callback handler gets its tokens; None if the handler is unknown."""
     # Microsoft's documentation ends the class name with a semicolon.
     name = handler.strip().rstrip(";").lower()
     if name.endswith(f".{_SAMPLE.lower()}"):

@@ -1,7 +1,7 @@
-"""How configurations of Java clients describe a login: the JAAS line, and the classes of callback handlers.
+"""Translates the login from a Java client's configuration: the JAAS line, and the classes of callback handlers.
 
-`take_java_login` turns both into our own settings, or into a token provider. Errors show the names of modules and
-known options, and nothing else of the line."""
+`take_java_login` turns both into our own settings, or into a token provider. Errors show only the names of modules and
+known options, and no other part of the line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _OPTIONS: dict[str | Tokens, dict[str, str]] = {
         "oauth.read.timeout.seconds": "sasl_login_read_timeout_ms",
     },
 }
-"""Options that are settings here, by the login module or by the handler."""
+"""Options of a JAAS line that are settings here, by login module or by source of the tokens."""
 
 _FOR_PROVIDERS = {
     Tokens.AWS: {
@@ -76,7 +76,7 @@ _FOR_PROVIDERS = {
         "oauth.ssl.truststore.certificates": "authorities",
     },
 }
-"""Options that become arguments of a token provider."""
+"""Options of a JAAS line that become arguments of a token provider."""
 
 _WITHOUT_EFFECT = {
     Tokens.AWS: ("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs", "awsAddDefaultProviders"),
@@ -93,7 +93,7 @@ _WITHOUT_EFFECT = {
         "oauth.ssl.truststore.type",
     ),
 }
-"""Options that have no effect here, and are noted."""
+"""Options of a JAAS line that have no effect here; a warning lists them."""
 
 _INSTEAD = {
     "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
@@ -108,7 +108,7 @@ _INSTEAD = {
     "oauth.client.assertion.location": "use oauth.client.secret, or pass sasl_oauth_token_provider",
     "oauth.ssl.truststore.password": "set oauth.ssl.truststore.location to a file of PEM certificates",
 }
-"""Modules and options that are known and can't be used, with advice."""
+"""Known modules and options that can't be used, with advice for each."""
 
 _MSK_HOST = re.compile(
     r"(?i)\.kafka(?:-serverless)?\.([a-z]{2,}(?:-[a-z]+)+-\d+)\.(?:amazonaws\.com(?:\.cn)?|api\.aws)\.?$"
@@ -131,7 +131,7 @@ class _Line(NamedTuple):
 
 
 def take_java_login(unsettled: UnsettledSettings) -> None:
-    """Replace the JAAS line and the callback handlers by settings or by a token provider.
+    """Replace the JAAS line and the callback handlers with settings or with a token provider.
 
     Raises:
         ConfigError: the line is malformed, has no counterpart here, or contradicts other settings.
@@ -139,7 +139,7 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
     if "SASL" not in unsettled["security_protocol"] and (
         unsettled.is_keyword("security_protocol") or not unsettled.is_given(_JAAS)
     ):
-        return  # the check of the protocol names them
+        return  # the check of the protocol reports these settings
     _give_way_to_keywords(unsettled)
     tokens, source = _tokens(unsettled)
     line = _Line()
@@ -161,7 +161,7 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
 
 
 def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, line: _Line) -> None:
-    """Set the token provider that stands for a handler."""
+    """Set the token provider that replaces a callback handler."""
     if tokens is Tokens.STRIMZI:
         line = _with_environment(unsettled, line)
     if unsettled.is_given(_PROVIDER):
@@ -191,7 +191,7 @@ def _derive_mechanism(unsettled: UnsettledSettings, mechanisms: Sequence[str], b
 
 
 def _give_way_to_keywords(unsettled: UnsettledSettings) -> None:
-    """Drop a source's login that keywords replace as a whole, whatever it says."""
+    """Drop the login of a source, valid or not, if keywords replace it as a whole."""
     winner = next((name for name in (_PROVIDER, "sasl_credentials") if unsettled.is_keyword(name)), "")
     has_password = all(unsettled.is_keyword(name) for name in _USER.values())
     if not winner and not has_password:
@@ -200,7 +200,7 @@ def _give_way_to_keywords(unsettled: UnsettledSettings) -> None:
         name for name in (*_HANDLERS, _JAAS) if unsettled.is_given(name) and not unsettled.is_keyword(name)
     ]
     if has_password or winner == "sasl_credentials":
-        # The module still names the mechanism, if it can be read.
+        # A JAAS line that can be read is kept, because its module determines the mechanism.
         given = [name for name in given if not (name == _JAAS and _names_user(unsettled))]
     if given:
         unsettled.note_winner(winner or "sasl_plain_password", given)
@@ -217,7 +217,7 @@ def _names_user(unsettled: UnsettledSettings) -> bool:
 
 
 def _tokens(unsettled: UnsettledSettings) -> tuple[Tokens, str]:
-    """Return where the tokens come from, and the setting that says so."""
+    """Return the source of the tokens, and the setting that determines it."""
     found = {name: tokens_of(unsettled[name]) for name in _HANDLERS if unsettled.is_given(name)}
     named = {name: tokens for name, tokens in found.items() if tokens not in (None, Tokens.ENDPOINT)}
     if len(set(named.values())) > 1:
@@ -236,7 +236,7 @@ def _tokens(unsettled: UnsettledSettings) -> tuple[Tokens, str]:
 
 
 def _read_line(text: Secret, tokens: Tokens) -> _Line:
-    """Return the meaning of a JAAS line, with `problem` if it has none."""
+    """Return the meaning of a JAAS line. If the line can't be used, `problem` says why."""
     try:
         entry = parse_jaas(text.reveal())
     except ValueError as error:
@@ -266,12 +266,13 @@ def _read_line(text: Secret, tokens: Tokens) -> _Line:
             extensions[option.removeprefix(prefix)] = value.reveal()
         elif is_oauth and option.startswith("unsecured"):
             return _Line(
-                problem="asks for an unsecured token; give sasl_oauth_token_provider a function that makes one"
+                problem="asks for an unsecured token; set sasl_oauth_token_provider to a function that creates one"
             )
         elif is_oauth and option in _INSTEAD:
             return _Line(problem=f"has the option {option}, which can't be used: {_INSTEAD[option]}")
         else:
-            # Its name is not shown: after a quotation mark without a backslash it is part of a password.
+            # The name is not shown: if a password contains a quotation mark without a backslash, the rest of the
+            # password looks like an option.
             return _Line(problem=_unknown_option(entry.module, tokens if is_oauth else None, number))
     if extensions:
         settings["sasl_oauthbearer_extensions"] = extensions
@@ -304,7 +305,7 @@ def _compare_with_mechanism(unsettled: UnsettledSettings, module: str) -> None:
     mechanisms = _MECHANISMS[module]
     is_for_users = "username" in _OPTIONS.get(module, {})
     if is_for_users and unsettled.is_keyword(_MECHANISM) and not unsettled.is_keyword(_JAAS):
-        return  # the keyword wins, and the file's user name and password serve its mechanism, if they can
+        return  # the keyword wins; the file's user name and password are used for its mechanism if possible
     if unsettled[_MECHANISM] not in mechanisms:
         raise unsettled.refused(
             _MECHANISM,
@@ -323,7 +324,7 @@ def _take_settings(unsettled: UnsettledSettings, settings: Mapping[str, Any]) ->
 
 
 def _checked(unsettled: UnsettledSettings, name: str, given: Any) -> Any:
-    """Return the value of an option as that of the setting."""
+    """Convert the value of an option to that of the setting, check it and return it."""
     setting = SETTINGS[name]
     if setting.is_secret or not isinstance(given, Secret):
         return setting.check(given, unsettled.place(_JAAS))
@@ -390,8 +391,8 @@ def _event_hubs(unsettled: UnsettledSettings, tokens: Tokens, source: str) -> st
     if tokens is Tokens.AZURE_SAMPLE and not _EVENT_HUBS.search(host):
         raise unsettled.refused(
             source,
-            "is Microsoft's sample for Azure Event Hubs, but the brokers are not there; give the keyword "
-            "sasl_oauth_token_provider beside this, it wins",
+            "is Microsoft's sample for Azure Event Hubs, but the brokers are not there; pass the keyword "
+            "sasl_oauth_token_provider as well; it takes precedence",
         )
     return host.rstrip(".")
 
@@ -407,7 +408,7 @@ def _strimzi_provider(unsettled: UnsettledSettings, line: _Line) -> Any:
     url = unsettled[_URL]
     client_id, client_secret = unsettled[_CLIENT_ID], unsettled[_CLIENT_SECRET]
     if url is None or client_id is None or client_secret is None:
-        return None  # the check of the token endpoint says what is missing
+        return None  # the check of the token endpoint reports what is missing
     check_token_url(unsettled)
     others: dict[str, Any] = {name: value.reveal() for name, value in arguments.items()}
     provider = OidcTokenProvider(
@@ -420,7 +421,7 @@ def _strimzi_provider(unsettled: UnsettledSettings, line: _Line) -> Any:
         read_timeout=unsettled["sasl_login_read_timeout_ms"],
         **others,
     )
-    # They are in the provider now.
+    # These settings are now part of the provider.
     for name in (_URL, _CLIENT_ID, _CLIENT_SECRET):
         unsettled.drop(name)
     return provider
@@ -430,7 +431,7 @@ def check_token_url(unsettled: UnsettledSettings) -> None:
     """Check the URL of the token endpoint.
 
     Raises:
-        ConfigError: it is not https, or contains a password.
+        ConfigError: the URL is not https (or http on localhost), or contains a password.
     """
     url: str = unsettled[_URL]
     match = re.fullmatch(r"(?i)(https?)://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?(/\S*|\?\S*)?", url)

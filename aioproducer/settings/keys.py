@@ -1,6 +1,6 @@
 """How each key of Java's producer (4.4) and of librdkafka (2.16) is handled: used, translated, noted or rejected.
 
-Keys that are settings here are rows of table.py; this module lists the others. No key is dropped silently: a key
+table.py lists the keys that are settings here, and this module lists the others. No key is dropped silently: a key
 without effect causes a warning, and a key whose effect would be missed causes an error that says what to do
 instead."""
 
@@ -73,27 +73,27 @@ def _kilobytes(value: Any) -> int:
 
 def _metadata_age(value: Any) -> Any:
     if str(value).strip() == "-1":
-        raise ValueError("is -1, but metadata is always refreshed; name an interval")
+        raise ValueError("is -1, but metadata is always refreshed; set an interval")
     return value
 
 
 def _or_default(value: Any) -> Any:
-    """In librdkafka -1 stands for the codec's own default level."""
+    """Convert librdkafka's -1, the codec's own default level, to None."""
     return None if str(value).strip() == "-1" else value
 
 
 def _idle(value: Any) -> Any:
-    """In Java a negative time keeps connections open; in librdkafka and here, 0 does."""
+    """Convert -1, with which Java keeps connections open, to 0, which does the same in librdkafka and here."""
     return 0 if isinstance(value, int | str) and str(value).strip() == "-1" else value
 
 
 def _ca_location(value: Any) -> Any:
-    """With `probe`, librdkafka searches for the system's certificates, which are the default here."""
+    """Convert `probe`, with which librdkafka uses the system's certificates, to None: they are the default here."""
     return None if value == "probe" else value
 
 
 def _message_timeout(value: Any) -> Any:
-    """In librdkafka 0 stands for no limit."""
+    """Convert librdkafka's 0, which means no limit, to the longest timeout."""
     return 2**31 - 1 if isinstance(value, int | str) and str(value).strip() == "0" else value
 
 
@@ -124,12 +124,12 @@ _METRICS = "call producer.metrics()"
 _LOGGING = "set the level of the logger 'aioproducer'"
 _RETRIES = "records are retried until delivery_timeout_ms has passed"
 _NO_RETRIES = (
-    "leave {} out: idempotence, which is on by default, keeps retries from making duplicates, and a shorter "
+    "leave {} out: idempotence, which is on by default, keeps retries from creating duplicates, and a shorter "
     "delivery_timeout_ms ends them sooner"
 )
 
 _FIXED: dict[str, tuple[str, Fate, str]] = {
-    # key: (accepted values, how others are handled, why)
+    # key: (accepted values, how other values are handled, reason)
     "client.dns.lookup": (
         "use_all_dns_ips",
         Fate.REFUSED,
@@ -259,7 +259,7 @@ _REFUSED: dict[str, str] = {
     "it is a C function: pass a function that opens the connection as connector": "connect_cb resolve_cb",
     "it loads C libraries; pass Python objects as interceptors=[...]": "plugin.library.paths",
     "it contains topic settings; put them next to the other settings": "default_topic_conf default.topic.config",
-    "a client can't hide topics, brokers' ACLs can; leave it out": "topic.blacklist",
+    "a client can't hide topics, but the brokers' ACLs can; leave it out": "topic.blacklist",
     "it lists librdkafka's compiled features; every codec is always available; leave it out": "builtin.features",
     "brokers see aioproducer's own name and version; leave it out": "client.software.name client.software.version",
     "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",

@@ -1,4 +1,4 @@
-"""Finds a setting by any of its names, suggests one if there is no such name, and knows the names of other tools."""
+"""Finds a setting by any of its names, suggests one for an unknown name, and recognizes the settings of other tools."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ _NAMESPACES = {
         status.storage. internal.key.converter internal.value.converter""",
     "meant for Spring": "spring.",
 }
-"""Keys of other programs, by the beginning of the name."""
+"""The beginnings of other programs' keys, by the purpose of the keys."""
 _BEGINNINGS = {
     beginning: reason for reason, beginnings in _NAMESPACES.items() for beginning in beginnings.split()
 }
 
 _FIRST_WORDS = {name.partition(".")[0] for name in KEYS} | {name.partition("_")[0] for name in SETTINGS}
 _OWN_PREFIXES = ("producer.", "kafka.")
-"""Prefixes under which other programs pass settings on to a producer."""
+"""Prefixes that other programs put before the settings of a producer."""
 _NEAR, _VERY_NEAR = 0.7, 0.8
-"""How similar two names are (difflib) if one may be a misspelling of the other. An application's own names resemble
-Kafka's by chance."""
+"""The lowest similarity (difflib) at which one name counts as a misspelling of another. The higher value is for an
+application's own names, which may resemble Kafka's by chance."""
 
 
 def key_named(name: str) -> Key | None:
@@ -69,8 +69,8 @@ def key_named(name: str) -> Key | None:
 def purpose_elsewhere(name: str) -> str | None:
     """Return what an unknown key is meant for, if that is certainly not a Kafka producer; else None.
 
-    An application's own key has a dot, its first word begins no setting of Kafka's clients, and it does not resemble
-    one of them.
+    A key counts as an application's own if it contains a dot, does not begin with the first word of any setting of
+    Kafka's clients, and does not resemble any of these settings.
     """
     for beginning, reason in _BEGINNINGS.items():
         if name.startswith((beginning, beginning.replace(".", "_"))):
@@ -95,10 +95,10 @@ def name_meant(name: str) -> str:
 
 
 def unknown_keyword(name: str) -> ConfigError:
-    """Return the error for a keyword that `Producer` does not have. It suggests the one that was probably meant."""
+    """Return the error for a keyword that `Producer` does not have. It suggests the keyword that was probably meant."""
     key = _SNAKE_CASE.get(name)
     if key is not None and key.setting:
-        advice = f"; it is {key.name} of another client, use {key.setting}"
+        advice = f"; it is another client's {key.name}; use {key.setting}"
     elif key is not None:
         advice = f": {key.reason}" + ("; leave it out" if key.fate is Fate.NOTED else "")
     else:
@@ -108,7 +108,7 @@ def unknown_keyword(name: str) -> ConfigError:
 
 
 def unknown_key(name: str, where: str) -> ConfigError:
-    """Return the error for a key that no client knows. `where` is its place."""
+    """Return the error for a key that no client knows. `where` is the place of the key."""
     advice = _advice(name, name_meant(name))
     return ConfigError(f"{where}there is no setting {_shown(name)}{advice}", setting=name, value=None)
 
@@ -133,5 +133,5 @@ _DEFAULTS_ELSEWHERE: dict[str, tuple[object, ...]] = {
 
 
 def is_default_elsewhere(name: str, value: object) -> bool:
-    """Return whether it is a keyword of aiokafka with its default, which asks for nothing. Wrappers pass them on."""
+    """Return whether a keyword has its default in aiokafka. Wrappers pass such keywords on; they have no effect."""
     return (value is None or isinstance(value, str)) and value in _DEFAULTS_ELSEWHERE.get(name, ())

@@ -1,8 +1,8 @@
-"""Java's properties files: `key = value` lines as java.util.Properties reads them, with their line numbers.
+"""Reads Java's properties files: `key = value` lines as java.util.Properties reads them, with their line numbers.
 
-Comments (# and !), `=`, `:` or blanks between key and value, lines that continue after a backslash, and the escapes
-\\t \\n \\r \\f \\uXXXX. The text is UTF-8, or else Latin-1. Errors name the file and the line, but show nothing of the
-line itself."""
+It supports comments (# and !), `=`, `:` or blanks between key and value, lines that continue after a backslash, and the
+escapes \\t \\n \\r \\f \\uXXXX. A file that is not valid UTF-8 is read as Latin-1. Errors name the file and the line,
+but show nothing of the line itself."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Property(NamedTuple):
     value: str
     file: str
     line: int
-    """The number of its first line, from 1."""
+    """The number of the property's first line; the file's first line is 1."""
     has_sign: bool
-    """The key is followed by `=` or `:`, not only by a blank or by nothing."""
+    """Whether the key is followed by `=` or `:`, not only by a blank or by nothing."""
 
     def __repr__(self) -> str:
         return f"Property({self.key!r}, <hidden>, {self.file!r}, {self.line})"
@@ -71,7 +71,7 @@ def read_properties(path: Any) -> list[Property]:
 
 
 def _text_of(name: str) -> tuple[str, str]:
-    """Return the text of a file, or the reason why there is none."""
+    """Return the text of a file and the reason why it can't be read; the text or the reason is empty."""
     try:
         mode = Path(name).stat().st_mode
         # Reading a pipe or a device might never end.
@@ -103,9 +103,9 @@ def _parsed(text: str, file: str) -> tuple[list[Property], list[int]]:
     broken: list[int] = []
     for line, logical in _logical_lines(text):
         key = _KEY.match(logical)
-        assert key is not None, "it also matches the empty string"
+        assert key is not None, "_KEY also matches the empty string"
         separator = _SEPARATOR.match(logical, key.end())
-        assert separator is not None, "likewise"
+        assert separator is not None, "_SEPARATOR also matches the empty string"
         value = logical[separator.end() :]
         if _MALFORMED.search(logical):
             broken.append(line)
@@ -117,12 +117,12 @@ def _parsed(text: str, file: str) -> tuple[list[Property], list[int]]:
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield logical lines, each joined with its continuation lines, without comments and empty lines.
 
-    A line that is only a backslash has nothing to continue: the next one begins a new logical line.
+    A line that consists only of a backslash continues nothing: the next line begins a new logical line.
     """
     whole, began = "", 0
     naturals = re.split(r"\r\n|\r|\n", text)
     if not naturals[-1]:
-        del naturals[-1]  # after the end of the last line
+        del naturals[-1]  # the empty string after the last line break
     for number, natural in enumerate(naturals, 1):
         line = natural.lstrip(" \t\f")
         if not whole and (not line or line[0] in "#!"):

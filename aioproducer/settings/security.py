@@ -34,7 +34,8 @@ _ONLY_TRUST = (
     "ssl_enabled_protocols",
     "ssl_cipher_suites",
 )
-"""Settings that no broker accepts a client for. Programs set them for every cluster, whatever its protocol."""
+"""Settings that do not authenticate this client. Programs set them for every cluster, whatever its protocol, so a
+warning is enough if they have no effect."""
 
 
 def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> None:
@@ -43,7 +44,7 @@ def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> No
     if not names or prefix.strip("_").upper() in unsettled["security_protocol"]:
         return
     if names == ["sasl_mechanism"]:
-        # aiokafka has a default for it, which programs pass on for every protocol.
+        # Programs pass on aiokafka's default for this setting, whatever the protocol.
         unsettled.notes.append(
             f"{unsettled.said(names[0])} has no effect with {unsettled.said('security_protocol')}"
         )
@@ -93,7 +94,7 @@ _NEEDS = (
 def _settle_tls(unsettled: UnsettledSettings) -> None:
     unsettled.attempt(_look_at_context)
     for store in ("ssl_truststore", "ssl_keystore"):
-        # The type of a file describes that file alone, and is otherwise detected.
+        # The type describes the replaced file; without a type, that of the new file is detected.
         if unsettled.is_keyword(f"{store}_location") and not unsettled.is_keyword(f"{store}_type"):
             unsettled.drop(f"{store}_type")
     for names in _INSTEAD_OF_EACH_OTHER:

@@ -66,9 +66,9 @@ class Setting:
     value_type: ValueType
     default: Any
     java: str
-    """A dotted name; empty if there is none."""
+    """The dotted name in Java; empty if there is none."""
     librdkafka: tuple[str, ...]
-    """Dotted names, all for the same property."""
+    """The dotted names in librdkafka, which all set the same property."""
     aiokafka: str
     field: str
     """The field of ProducerConfig; empty for a setting that only serves to derive others."""
@@ -85,8 +85,8 @@ class Setting:
 
     @property
     def is_for_keywords(self) -> bool:
-        """Whether the setting has a Python value in place of what other clients read from a file: user code, or PEM
-        text instead of a pointer."""
+        """Whether the keyword takes a Python value (user code or PEM text) where another client's configuration names a
+        class or a pointer."""
         is_pem = isinstance(self.value_type, Pem) or (
             isinstance(self.value_type, Hidden) and self.value_type.is_pem
         )
@@ -102,12 +102,12 @@ class Setting:
         )
 
     def _may_have_credentials(self, shown: str) -> bool:
-        """Whether it may be a URL or an address that contains a password."""
+        """Return whether the value may be a URL or an address that contains a password."""
         has_addresses = isinstance(self.value_type, Servers) or self.name.endswith("_url")
         return "@" in shown and (has_addresses or "://" in shown)
 
     def shown(self, value: Any) -> str:
-        """Return an invalid value for an error message; "<hidden>" if it may be a password."""
+        """Return an invalid value as text for an error message; "<hidden>" if it may be a password."""
         shown = shown_value(value)
         return "<hidden>" if self.hides_value or self._may_have_credentials(shown) else shown
 
@@ -115,19 +115,19 @@ class Setting:
         """Return the value as it is stored in ProducerConfig.
 
         Raises:
-            ConfigError: it is malformed or out of range. `where` says where it was set.
+            ConfigError: the value is malformed or out of range. `where` says where it was set.
         """
         try:
             return self.value_type.check(value)
-        except ConfigError as error:  # the default of the codec or the partitioner
+        except ConfigError as error:  # raised by codec_named() or make_partitioner()
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
             refusal = self.refused(value, str(error), where)
         raise refusal  # raised outside of the handler, it has no context that refers to other frames
 
     def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
-        """Return the error for an invalid value. What may be a password is neither in its text nor in its
-        attributes."""
+        """Return the error for an invalid value. If the value may be a password, it is neither in the error's text nor
+        in its attributes."""
         shown = self.shown(value)
         if shown == "<hidden>":
             value = None
@@ -158,8 +158,8 @@ def _setting(
     *,
     field: str | None = None,
 ) -> Setting:
-    """Return the names in other clients as the table writes them: "=" stands for the keyword's own name, and blanks
-    separate several."""
+    """Return one row of the table. Among the names in other clients, "=" stands for the keyword's own name; blanks
+    separate several names."""
     dotted = name.replace("_", ".")
     return Setting(
         name,

@@ -1,6 +1,7 @@
-"""Settings before they become a ProducerConfig: each is checked by itself and has its origin.
+"""Settings before they become a ProducerConfig: each has been checked by itself and has an origin.
 
-contradictions.py then compares them and derives the rest. All mistakes are collected and raised together."""
+contradictions.py then compares them with each other and derives the rest. All mistakes are collected and raised
+together."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ EXPLICIT = "explicit"
 
 
 class Mistake(NamedTuple):
-    """An error, and the setting whose value it concerns; empty if the key is not a setting."""
+    """An error, and the setting whose value it concerns. `setting` is empty if the key is not a setting."""
 
     setting: str
     error: ConfigError
@@ -32,7 +33,7 @@ class Mistakes(NamedTuple):
         """Raise one error for all mistakes, if there are any.
 
         Raises:
-            ConfigError: the only mistake, or a list of all of them, each of which is also in its `errors`.
+            ConfigError: the only mistake; or an error that lists all of them and has them in `errors`.
         """
         errors = tuple(mistake.error for mistake in self.found)
         if not errors:
@@ -53,11 +54,11 @@ NO_MISTAKES = Mistakes()
 
 
 class UnclearError(Exception):
-    """A check needs a setting whose value is unknown, because its own mistake is reported. The check is skipped."""
+    """A check needs a setting whose value is unknown, because it has a mistake of its own. The check is skipped."""
 
 
 class Contradiction(ConfigError):
-    """Settings contradict each other. `between` names them; those of a source give way to those that are keywords."""
+    """Settings contradict each other. `between` names them; the settings of a source give way to keywords."""
 
     between: tuple[str, ...]
 
@@ -68,11 +69,11 @@ class UnsettledSettings:
     def __init__(
         self, given: Mapping[str, Any], origins: Mapping[str, str], mistakes: Mistakes = NO_MISTAKES
     ) -> None:
-        """Check each of the given settings; the others have their defaults.
+        """Check each of the given settings; the others get their defaults.
 
         Args:
             given: keywords of `Producer`. None means "left out" if None is the default.
-            origins: the origins of those that were read from a source, and not given as keywords.
+            origins: the origins of the settings that were read from a source and not given as keywords.
             mistakes: the mistakes of that source.
         """
         self.notes: list[str] = []
@@ -83,7 +84,7 @@ class UnsettledSettings:
         self._sourced = set(origins)
         """Settings that were read from a source."""
         self._parts: dict[str, str] = {}
-        """Settings that were set by a part of another setting, by the name of the part."""
+        """The settings whose values are part of another setting's value, each with the name of that other setting."""
         self._dropped: set[str] = set()
         """Settings of the source that gave way to a keyword."""
         self._mistakes = list(mistakes.found)
@@ -123,21 +124,21 @@ class UnsettledSettings:
         return dict(self._origins)
 
     def is_given(self, name: str) -> bool:
-        """Return whether the user has set it, in any way."""
+        """Return whether the user has set the setting, in any way."""
         if name in self._unclear:
             raise UnclearError(name)
         return name in self._given
 
     def is_keyword(self, name: str) -> bool:
-        """Return whether the user has set it by a keyword, and not in a file, a mapping or the environment."""
+        """Return whether the user has set the setting as a keyword, not in a file, a mapping or the environment."""
         return name in self._given and name not in self._sourced
 
     def is_part(self, name: str, source: str) -> bool:
-        """Return whether it was set by a part of the setting `source`."""
+        """Return whether the value of the setting is part of the value of the setting `source`."""
         return self._parts.get(name) == source
 
     def given(self, prefix: str) -> list[str]:
-        """Return the names of the settings with this prefix that the user has set to another value than the default."""
+        """Return the names of the settings with this prefix that the user has set to a value other than the default."""
         wrong = self._wrong
         return [
             name
@@ -159,7 +160,7 @@ class UnsettledSettings:
         return f"{name}{self.place(name)}"
 
     def shown(self, name: str) -> str:
-        """Return its value as a user would write it."""
+        """Return the value of the setting as a user would write it."""
         value = self._values[name]
         return "None" if value is None else SETTINGS[name].value_type.shown(value)
 
@@ -176,7 +177,7 @@ class UnsettledSettings:
         self._origins[name] = f"derived because {because}"
 
     def translate(self, name: str, value: Any) -> None:
-        """Replace the value of a setting by the one that it stands for."""
+        """Replace the value of a setting with the value that it stands for."""
         former = self.shown(name)
         self._values[name] = value
         self._origins[name] += f" as {former}"
@@ -205,7 +206,7 @@ class UnsettledSettings:
         self.take_from(alias, name, self[alias])
 
     def drop(self, name: str) -> None:
-        """Give a setting its default, because a keyword takes its place."""
+        """Reset a setting and its parts to their defaults, because a keyword takes its place."""
         for part in [name, *(part for part, source in self._parts.items() if source == name)]:
             self._values[part] = _default(part)
             self._origins[part] = DEFAULT
@@ -215,7 +216,8 @@ class UnsettledSettings:
         self._mistakes = [mistake for mistake in self._mistakes if mistake.setting != name]
 
     def drop_orphan(self, name: str, needed: Sequence[str]) -> bool:
-        """Drop a setting of the source if one that it belonged to has given way to a keyword."""
+        """Drop a setting of the source if a setting in `needed` has given way to a keyword. Return whether it was
+        dropped."""
         is_orphan = name in self._sourced and bool(self._dropped.intersection(needed))
         if is_orphan:
             self.drop(name)
@@ -226,8 +228,8 @@ class UnsettledSettings:
     def attempt(self, check: Callable[[UnsettledSettings], None]) -> bool:
         """Run a check, and collect its error.
 
-        If settings of a file contradict keywords, they give way, with a note, and the check runs again. A check that
-        needs a setting with a mistake of its own ends without a result.
+        If settings of a source contradict keywords, the settings of the source give way, with a note, and the check
+        runs again. If the check needs a setting that has a mistake of its own, the check is skipped.
 
         Returns:
             Whether the check ended without an error.
@@ -281,7 +283,7 @@ class UnsettledSettings:
 
         Args:
             name: the setting to name.
-            problem: the rest of the sentence.
+            problem: the rest of the sentence that begins with the setting and its value.
             against: the settings that it contradicts.
         """
         setting = SETTINGS[name]
@@ -293,11 +295,11 @@ class UnsettledSettings:
         return self.contradiction(f"{self.said(name)} {problem}", name, value, (name, *against))
 
     def contradiction(self, text: str, name: str, value: Any, between: Sequence[str]) -> ConfigError:
-        """Return the error for settings of which a file's give way to keywords."""
+        """Return the error for contradicting settings; those of a source give way to those that are keywords."""
         return Contradiction(text, setting=name, value=value, between=tuple(between))
 
     def place(self, name: str) -> str:
-        """Return the place where the setting was set, for use after its name; "" for a keyword."""
+        """Return the place at which the setting was set, for use after its name; "" for a keyword."""
         origin = self._origins[name]
         is_keyword = origin == EXPLICIT or origin.startswith(f"{EXPLICIT} as ")
         return "" if is_keyword or name not in self._given else f" ({origin})"

@@ -71,7 +71,7 @@ class Serializing(UserCode):
 
 @dataclass(frozen=True, slots=True)
 class ObjectList(UserCode):
-    """A list of objects with some of the methods."""
+    """A list of objects, each with at least one of the methods."""
 
     must_be_callable: bool = False
 
@@ -124,13 +124,13 @@ class PartitionerChoice(UserCode):
 
 @dataclass(frozen=True, slots=True)
 class CallbackHandler(ValueType):
-    """The Java class that gets tokens, if it has a counterpart."""
+    """The name of a Java class that gets tokens and has a counterpart here."""
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or tokens_of(value) is None:
             raise ValueError(
-                "is not a Java class with a counterpart here; give the keyword sasl_oauth_token_provider, or "
-                "sasl_credentials, beside this, it wins"
+                "is not a Java class with a counterpart here; pass the keyword sasl_oauth_token_provider or "
+                "sasl_credentials as well; it takes precedence"
             )
         return value.strip().rstrip(";")
 

@@ -2,7 +2,7 @@
 
 `parse` converts text (from a file, the environment or another client's configuration) to what a keyword argument would
 be. `check` converts that to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose text is
-the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a text
+the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a value
 that has no effect."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aioproducer.types import Secret
 
 DEFAULT_PORT = 9092
 LONGEST = 2**53 - 1
-"""The longest duration in milliseconds; longer ones are taken for it."""
+"""The longest duration in milliseconds; longer ones are reduced to it."""
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 _NUMBER = re.compile(r"[+-]?(\d{1,19}(\.\d*)?|\.\d+)")
 _NO_PEM = (
@@ -37,7 +37,7 @@ class ValueType:
     """Any text. The base class of all value types."""
 
     none_is_default: ClassVar[bool] = False
-    """None as a keyword is the same as no keyword, although the default is not None."""
+    """Whether passing None is the same as leaving the keyword out, although the default is not None."""
 
     def parse(self, text: str) -> Any:
         """Return the keyword argument that `text` stands for."""
@@ -63,13 +63,13 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Milliseconds(ValueType):
-    """A duration; fractions of a millisecond are fine."""
+    """A duration in milliseconds, or in seconds if `per_second` is 1. Fractions are allowed."""
 
     above: float | None = None
     minimum: float = 0
     per_second: int = 1000
     maximum: float = 2**63 - 1
-    """The largest value of the field, for settings that are sent in requests."""
+    """The largest value; for settings that are sent in requests, the largest that fits into the request's field."""
 
     def parse(self, text: str) -> float:
         if not _NUMBER.fullmatch(text.strip()):
@@ -85,7 +85,7 @@ class Milliseconds(ValueType):
             raise ValueError(f"must be at least {self.minimum:g}")
         if value > self.maximum:
             raise ValueError(f"must be at most {self.maximum}")
-        # In Java, 2**63 - 1 stands for "no limit". This is 285,000 years, and a float holds it exactly.
+        # In Java, 2**63 - 1 stands for "no limit". LONGEST is 285,000 years, and a float represents it exactly.
         return min(value, LONGEST) / self.per_second
 
     def shown(self, value: Any) -> str:
@@ -103,7 +103,7 @@ class Milliseconds(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class IdleTime(Milliseconds):
-    """A duration after which something ends. As in aiokafka, 0 or None means never."""
+    """The time after which an unused connection is closed. As in aiokafka, 0 or None means never."""
 
     def check(self, value: Any) -> float:
         return 0.0 if value is None else Milliseconds.check(self, value)
@@ -217,7 +217,7 @@ class Choice(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Words(ValueType):
-    """A list of words, or one string in which they are separated."""
+    """A list of words, or one string that contains them with separators."""
 
     words: tuple[str, ...] = ()
     """The allowed words; empty if all are allowed."""
@@ -409,12 +409,12 @@ class Servers(ValueType):
 
 
 def _server(text: str) -> tuple[str, int]:
-    """`host`, `host:port`, `[v6]:port`, `PROTOCOL://host:port`."""
+    """Return host and port of an address: `host`, `host:port`, `[v6]:port` or `PROTOCOL://host:port`."""
     match = re.fullmatch(
         r"(?:[A-Za-z_0-9]+://)?(?:\[([0-9A-Fa-f:.]+(?:%[\w.\-]+)?)\]|([^\s:/@\[\]]+))(?::(\d{1,5}))?", text
     )
     port = int(match[3]) if match and match[3] else DEFAULT_PORT
     if match is None or not 0 < port < 65536:
-        advice = ", and credentials into sasl_plain_username and sasl_plain_password" if "@" in text else ""
+        advice = "; set credentials as sasl_plain_username and sasl_plain_password" if "@" in text else ""
         raise ValueError(f"contains something that is not an address; write host:port{advice}")
     return match[1] or match[2], port

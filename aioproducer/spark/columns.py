@@ -1,7 +1,8 @@
 """Maps the columns of a DataFrame to the parts of Kafka records.
 
-The driver checks the columns; the tasks pass them on in Arrow format without conversion. Names, types and messages are
-those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); the column `timestamp` is an addition."""
+The driver checks the columns; the tasks pass them on in Arrow format without conversion. Column names, types and
+error messages match those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); only the column `timestamp`
+is additional."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     """Check that a DataFrame can be written.
 
     Raises:
-        SinkError: a column is missing, unknown, or of a wrong type.
+        SinkError: a column is missing or unknown, or has the wrong type.
     """
     types = {column.name: column.dataType for column in schema.fields}
     unknown = [name for name in types if name not in TYPES]
@@ -89,7 +90,7 @@ def arguments_of(rows: pa.Table) -> dict[str, Any]:
 
 
 def by_topic(batches: list[pa.RecordBatch], topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each topic with its rows, in their order. If `topic` is given, all rows are for that topic.
+    """Yield each topic with its rows, in the original order. If `topic` is given, all rows are for that topic.
 
     Raises:
         SinkError: a row has no topic.

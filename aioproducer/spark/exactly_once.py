@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
 APPEND_TIME = "option logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
-"""The brokers' answers to the second writer of a partition; the first of them reports success."""
+"""The results that a broker returns to the second writer of a partition; NONE means success."""
 CLOSING = 10.0
 """Timeout in seconds for closing a producer after its transaction has ended."""
 
@@ -83,7 +83,7 @@ def plan(options: SinkOptions) -> Plan:
 def commit(
     options: SinkOptions, plan: Plan | None, version: Version | None, reports: Sequence[TaskReport]
 ) -> bool:
-    """Commit the transaction, if every task has written all its rows, and to its own partitions only.
+    """Commit the transaction if every task has written all its rows, and only to its own partitions.
 
     Args:
         plan: the plan of this write; None if only the tasks know it (a stream).
@@ -131,7 +131,7 @@ def commit(
 
 
 def _whose_epoch(error: KafkaError) -> str:
-    """Advice for a user of Spark whose epoch was fenced; empty for other errors."""
+    """Return advice for a user whose transaction was fenced; an empty string for other errors."""
     if not isinstance(error, ProducerFencedError) and "INVALID_PRODUCER_EPOCH" not in str(error):
         return ""
     return (
@@ -154,8 +154,8 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
 def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport | None]) -> None:
     """Abort the transaction, and fence the tasks that still write to it.
 
-    Never raises an exception, since the next plan or the brokers' timeout also ends the transaction. If no task of a
-    stream's batch has reported, its plan is unknown here, and only these two end its transaction."""
+    Errors are only logged, since the next plan or the brokers' timeout also ends the transaction. If no task of a
+    stream's batch has reported, its plan is unknown here, and its transaction ends only in one of these two ways."""
     known = [report for report in reports if report is not None]
     plan = plan or next((report.plan for report in known if report.plan is not None), None)
     if plan is None or any(report.is_skipped for report in known):
@@ -269,7 +269,7 @@ def write_exactly_once(
     attempt: int,
     speculation: bool,
 ) -> TaskReport:
-    """Write a task's rows as a participant of the transaction. Its sockets are closed when this returns.
+    """Write a task's rows as a participant of the transaction. The producer's sockets are closed when this returns.
 
     Raises:
         SinkError: a row was not written, or this is not the first attempt. The whole write must be planned again.
@@ -325,10 +325,10 @@ def _is_of_two_writers(error: SinkError) -> bool:
 def _with_partitions(
     batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
 ) -> pa.RecordBatch:
-    """Return the rows with a column `partition`, to partitions that only this task writes to.
+    """Return the rows with a column `partition` that contains only partitions of this task.
 
     Raises:
-        SinkError: another task might write to them, or the transaction does not include a partition.
+        SinkError: another task might write to the same partitions, or the transaction does not include a partition.
     """
     names = batch.schema.names
     if "partition" in names:
@@ -350,5 +350,5 @@ def _with_partitions(
     # Each batch gets the column, even if all its rows have keys: several batches enter the buffer as one table.
     anywhere = pa.repeat(pa.scalar(number % plan.partitions, pa.int32()), batch.num_rows)
     if "key" in names:
-        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # null: by the key
+        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # null: the key decides
     return batch.append_column("partition", anywhere)

@@ -69,8 +69,8 @@ def foreach_batch(
         counts.writeStream.outputMode("update").foreachBatch(foreach_batch(options))...start()
 
     Args:
-        options: the options of the sink; the default of `delivery` is exactly_once here.
-        app_id: the name of the query in the marker; by default the query's own id, that of its checkpoint.
+        options: the options of the sink; here, the default of `delivery` is exactly_once.
+        app_id: the name of the query in the marker; by default, the query's id in its checkpoint.
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
     """

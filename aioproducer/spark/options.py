@@ -31,7 +31,7 @@ OWN = {
         "reports",
     )
 }
-"""The sink's options: the names that Spark passes, and those that users write."""
+"""The sink's options: the lower-case names that Spark passes, and the names that users write."""
 SPARKS = {"checkpointlocation", "queryname", "outputmode", "path", "includeheaders"}
 """Options of Spark itself, or of its Kafka source, which the sink ignores."""
 
@@ -49,7 +49,7 @@ OF_TABLES = (
 )
 
 LONGEST_TRANSACTION = "900000"
-"""Milliseconds: the brokers' default of transaction.max.timeout.ms. A micro-batch has to end within this time."""
+"""The brokers' default of transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SinkOptions:
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
-    """The identity of a batch write, with `version`: a repeated write is recognized and skipped."""
+    """With `version`, the identity of a batch write: a repeated write is recognized and skipped."""
     version: int | None = None
     accepts_reset: bool = False
     """True if a new checkpoint may start again at batch 0."""
@@ -75,7 +75,7 @@ class SinkOptions:
     def check_reports(self) -> None:
         """Check that the directory of the reports exists. Called before anything is written.
 
-        Later a missing directory is not an error: it must not cause a finished write to be repeated.
+        If it is missing later, that is not an error, since a finished write must not be repeated because of it.
 
         Raises:
             ConfigError: the directory does not exist.
@@ -88,7 +88,7 @@ class SinkOptions:
         # A task is over before a broker would ask for its metrics.
         is_set = not self.kafka.keys().isdisjoint(("enable.metrics.push", "enable_metrics_push"))
         quiet = {} if is_set else {"enable_metrics_push": False}
-        # Not as keywords, to which options would give way: these are options of the same write.
+        # Not as keywords, which would override the options: a contradiction between the two is an error.
         return Producer.from_config({**self.kafka, **settings}, **quiet)
 
 

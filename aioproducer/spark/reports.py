@@ -43,7 +43,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WriterCommitMessage):
-    """The report of one task. Spark brings that of each task's successful attempt to the driver."""
+    """The report of one task. Spark sends the report of each task's successful attempt to the driver."""
 
     task: int
     rows: int
@@ -52,7 +52,8 @@ class TaskReport(WriterCommitMessage):
     seconds: float
     retries: int
     p99: float
-    """Seconds to the acknowledgement; with at_least_once over all records that this worker process has sent so far."""
+    """The 99th percentile of the seconds to the acknowledgement. With at_least_once, it includes all records that this
+    worker process has sent so far."""
     written: dict[TopicPartition, Written] = field(default_factory=dict)
     # exactly_once
     plan: Plan | None = None
@@ -76,7 +77,7 @@ class Totals(NamedTuple):
     """The time of the slowest task."""
     retries: int
     p99_ms: float
-    """The time to the acknowledgement."""
+    """The largest 99th percentile of the milliseconds to the acknowledgement."""
 
 
 def totals(reports: Sequence[TaskReport]) -> Totals:
@@ -95,7 +96,7 @@ def totals(reports: Sequence[TaskReport]) -> Totals:
 
 
 def summary(reports: Sequence[TaskReport]) -> str:
-    """Return one line for the log."""
+    """Return the totals in one line for the log."""
     found = totals(reports)
     return (
         f"{found.rows:,} row{'' if found.rows == 1 else 's'}, {found.bytes / 1e6:.1f} MB to "

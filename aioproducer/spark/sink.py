@@ -1,6 +1,6 @@
-"""The classes that Spark calls: on the driver to plan, to commit and to abort, in each task to write.
+"""The classes that Spark calls: on the driver to plan, commit and abort, and in each task to write.
 
-The driver pickles a writer for the tasks once per micro-batch; the transaction begins then (`__getstate__`)."""
+The driver pickles a writer for the tasks once per micro-batch; this also begins the transaction (`__getstate__`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aioproducer.spark.task import write_at_least_once
 logger = logging.getLogger(__name__)
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
-"""Local properties of the tasks of a stream's batch."""
+"""Local properties that Spark sets for the tasks of a stream's batch."""
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
 
 
@@ -73,8 +73,8 @@ class _Writer:
                 speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
             )
         except KafkaError as error:
-            # Reported, not raised: Spark would retry the task without success, and show the last attempt's
-            # error instead.
+            # The error is reported, not raised: Spark would retry the task without success, and show the last
+            # attempt's error instead.
             report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
         worker.spare()
         return report
@@ -194,7 +194,7 @@ class KafkaSink(spark.DataSource):
 
         Raises:
             ConfigError: an option is wrong.
-            SinkError: a column is missing, unknown, or of a wrong type.
+            SinkError: a column is missing or unknown, or has the wrong type.
         """
         if overwrite:
             raise ConfigError(
@@ -207,7 +207,7 @@ class KafkaSink(spark.DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:
-        """Return the writer for `df.writeStream`; errors as `writer`.
+        """Return the writer for `df.writeStream`; errors are as in `writer`.
 
         In complete mode each batch contains the whole result."""
         options = read_options(self.options, is_stream=True)

@@ -16,12 +16,12 @@ from aioproducer.spark.options import SinkError, SinkOptions
 from aioproducer.spark.reports import TaskReport, Written
 
 GATHERED = 4 << 20
-"""Bytes of Arrow batches that are passed to the producer together, since every call wakes the loop's thread, whose data
-has left the processor's cache meanwhile."""
+"""Bytes of Arrow batches that are passed to the producer in one call. Every call wakes the loop's thread, whose data
+has left the processor's cache by then, so a few large calls are faster than many small ones."""
 IN_FLIGHT = 64 << 20
-"""The most bytes of Arrow batches with unacknowledged rows. One batch is always allowed, whatever its size."""
+"""The maximum size in bytes of Arrow batches with unacknowledged rows. One batch of any size is always allowed."""
 MOST_PRODUCERS = 4
-"""The most producers kept in a worker process, one for each combination of settings."""
+"""The maximum number of producers kept in a worker process, one for each combination of settings."""
 CLOSING = 10.0
 """Timeout in seconds for closing a producer that is no longer needed."""
 
@@ -31,7 +31,7 @@ workers."""
 
 
 class TaskWriter:
-    """Sends one task's rows, until `finish` returns or an exception ends it. `finish` leaves no row unacknowledged."""
+    """Sends one task's rows, until `finish` returns or an exception ends it. After `finish`, all are acknowledged."""
 
     def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
         self._producer = producer

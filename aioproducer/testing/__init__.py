@@ -28,7 +28,7 @@ __all__ = [
     "SentRecord",
 ]
 
-# Imported on first use, because pytest loads the plugin, and with it this module, in every project.
+# Each name is imported on first use, because pytest loads the plugin, and thereby this module, in every project.
 _MODULES = {
     "ApacheKafka": "aioproducer.testing.apache.kafka",
     "ApacheKafkaError": "aioproducer.testing.apache.kafka",

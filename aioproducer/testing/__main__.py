@@ -35,7 +35,7 @@ def _count(text: str) -> int:
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > _HIGHEST_PORT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a port from 1 to {_HIGHEST_PORT}, nor 0 for free ones"
+            f"{text!r} is not a port from 1 to {_HIGHEST_PORT}, or 0 for free ports"
         )
     return int(text)
 
@@ -76,7 +76,7 @@ def _arguments() -> argparse.Namespace:
         type=int,
         choices=(0, 1, 2),
         default=2,
-        help="the feature transaction.version: 2 for transactions v2, less for v1 (default: %(default)s; "
+        help="the feature transaction.version: 2 for transactions v2, 0 or 1 for v1 (default: %(default)s; "
         "releases before 4.0 don't have it)",
     )
     parser.add_argument(
@@ -129,7 +129,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
 
 
 def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Wait for the end of standard input, whatever kind of file it is. Runs in a thread of its own."""
+    """Wait for the end of standard input, whatever kind of file it is, then set `stop`. Runs in its own thread."""
     try:
         while os.read(0, 65536):
             pass
@@ -153,7 +153,7 @@ async def serve(
 
     Args:
         cluster: a cluster that is not started.
-        stop_with_stdin: whether the end of standard input ends it.
+        stop_with_stdin: whether the cluster also stops at the end of standard input.
         announce: called with the addresses when the cluster is ready.
     """
     stop = asyncio.Event()
@@ -171,7 +171,7 @@ async def serve(
 
 
 def main() -> int:
-    """Return the exit status: 0 after a signal, 1 if a port is taken, 2 if an argument is invalid."""
+    """Run the command. Return its exit status: 0 after a signal, 1 if a port is taken, 2 if an argument is invalid."""
     arguments = _arguments()
     try:
         cluster = cluster_of(arguments)

@@ -1,6 +1,6 @@
-"""Fixtures for pytest: `kafka_cluster`, an embedded cluster, and `apache_kafka`, a real broker; and their markers.
+"""Fixtures for pytest, and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real broker.
 
-pytest loads this in every project that has aioproducer installed, so it imports next to nothing by itself.
+pytest loads this module in every project that has aioproducer installed, so it imports as little as possible.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 try:
     from pytest_asyncio import fixture as asyncio_fixture
-except ImportError:  # then another plugin, such as anyio's, runs async tests
-    asyncio_fixture = pytest.fixture  # type: ignore[assignment]  # the same for what is used here
+except ImportError:  # another plugin, such as anyio's, runs the async tests
+    asyncio_fixture = pytest.fixture  # type: ignore[assignment]  # equivalent for the uses below
 
 MARKERS = (
-    "apache: runs against a real Apache Kafka; every test that uses the fixture apache_kafka has it",
+    "apache: runs against a real Apache Kafka; added to every test that uses the fixture apache_kafka",
     "kafka_cluster(**settings): settings of EmbeddedCluster for the fixture kafka_cluster, "
     "e.g. brokers=3, topics={'orders': 12}, versions='2.8'",
 )
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "apache_kafka" in getattr(item, "fixturenames", ()) and item.get_closest_marker("apache") is None:
@@ -51,12 +51,12 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
     module changes that. The marker accepts all settings of `EmbeddedCluster`. Async tests of pytest-asyncio and anyio
     can use it.
     """
-    # Each of the two plugins sets up fixtures on a loop of its own: use the plugin that runs the test.
+    # pytest-asyncio and anyio set up fixtures on different loops, so use the plugin that runs the test.
     runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
     if runner == "anyio" and _asyncio_mode(request.config) == "auto":
         pytest.fail(
-            "with asyncio_mode=auto, pytest-asyncio sets up the fixtures of anyio's tests too, on another loop than "
-            "theirs; set asyncio_mode=strict, or leave out @pytest.mark.anyio",
+            "with asyncio_mode=auto, pytest-asyncio also sets up the fixtures of anyio's tests, but not on the loop "
+            "of these tests; set asyncio_mode=strict, or remove @pytest.mark.anyio",
             pytrace=False,
         )
     if runner == "asyncio" and not _is_async(request):
@@ -68,7 +68,7 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
     of_test, of_fixtures = _loop_scope_of_test(request), _loop_scope(request.config, "fixture")
     if runner == "asyncio" and of_test != of_fixtures:
         pytest.fail(
-            f"kafka_cluster would be on the event loop of the {of_fixtures}, and the test is on that of the {of_test}; "
+            f"kafka_cluster would use the event loop of the {of_fixtures}, but the test uses that of the {of_test}; "
             f"set asyncio_default_fixture_loop_scope={of_test}, or mark the test with loop_scope={of_fixtures!r}",
             pytrace=False,
         )
@@ -94,10 +94,10 @@ def _loop_scope_of_test(request: pytest.FixtureRequest) -> str:
 
 
 def _loop_scope(config: pytest.Config, kind: str) -> str:
-    """The scope of the loop that pytest-asyncio gives to tests or fixtures that do not name one."""
+    """Return the scope of the loop that pytest-asyncio gives to tests or fixtures that do not specify one."""
     try:
         scope = config.getini(f"asyncio_default_{kind}_loop_scope")
-    except ValueError:  # pytest-asyncio is too old for the setting, or not there
+    except ValueError:  # pytest-asyncio is too old for the setting, or not installed
         scope = None
     return "function" if scope in (None, "", "fixture-scope") else str(scope)
 
@@ -144,7 +144,7 @@ def _as_written(settings: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="session")
 def apache_kafka_settings() -> dict[str, Any]:
-    """Settings of `ApacheKafka` for `apache_kafka`: a small, fast-starting broker. Override it in your conftest.py."""
+    """Settings of `ApacheKafka` for `apache_kafka`: a small broker that starts fast. Override it in conftest.py."""
     return {"jvm_args": ("-Xmx384m", "-XX:TieredStopAtLevel=1")}
 
 
@@ -154,9 +154,9 @@ def apache_kafka(
 ) -> Iterator[ApacheKafka]:
     """One real broker, shared by all tests of the session: give each test topics of its own.
 
-    `apache_kafka_settings` has its settings. Skips the test if the extra `aioproducer[kafka]` is missing; in CI
-    (CI=true) that is an error. If a test fails, the broker's logs are kept, and
-    pytest's last lines name their directory.
+    Its settings come from the fixture `apache_kafka_settings`. If the extra `aioproducer[kafka]` is missing, the test
+    is skipped; in CI (CI=true), it is an error. If a test fails, the broker's logs are kept, and the last lines of
+    pytest's output name their directory.
     """
     from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaMissingError
 
@@ -178,12 +178,15 @@ def apache_kafka(
 
 
 def is_ci() -> bool:
-    """True if CI=true makes a skip a failure."""
+    """Return whether the tests run in CI (CI=true), where a missing dependency is an error instead of a skip."""
     return os.environ.get("CI", "").lower() in ("true", "1")
 
 
 def tell_of_logs(config: pytest.Config, directory: Path) -> None:
-    """Name the directory of kept logs at the end: what is logged then belongs to a test that may have passed."""
+    """Let pytest's summary name the directory of the kept logs.
+
+    A log message would be attributed to the last test of the session, which may have passed.
+    """
     config.stash.setdefault(_KEPT_LOGS, []).append(directory)
 
 
@@ -193,6 +196,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _run(coroutine: Coroutine[object, object, None]) -> None:
-    # Unlike asyncio.run(), leaves alone which event loop is the current one: pytest-asyncio has set its own.
+    # Unlike asyncio.run(), a Runner with a loop_factory does not change the current event loop, which is
+    # pytest-asyncio's.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.run(coroutine)

@@ -1,7 +1,7 @@
 """RecordingProducer: a Producer without a cluster, for unit tests.
 
-Up to the buffer it is the real producer, with its checks, interceptors, serializers, partitioner and deliveries.
-Instead of sending a record, it stores and acknowledges it immediately, or lets it fail as the test specified."""
+Everything up to the buffer is the real producer: checks, interceptors, serializers, partitioner and deliveries.
+Instead of being sent, a record is stored and acknowledged immediately, or fails as the test specified."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from aioproducer.types import ConsumerGroupMetadata, Headers, Node, OffsetAndMet
 
 _PRODUCER_ID = 1000
 _NODE = 0
-"""The leader of all partitions. There is never a connection to it."""
+"""The node id of the leader of all partitions. No connection to this node is ever opened."""
 
 
 class SentRecord(NamedTuple):
@@ -62,25 +62,25 @@ class RecordingProducer(Producer):
         assert [record.value for record in producer.sent] == [b"7"]
 
     It is a subclass of `Producer` with the same settings. It never waits: it has no linger, no back-pressure and no
-    retries, and a delivery has its result when `send` returns it. The first record for a topic creates it, with
-    `default_partitions` partitions unless `set_partitions` was called. With `allow_auto_create_topics=False`, only
-    topics that were passed to `set_partitions` exist. Records of a transaction appear in `sent` when it is committed.
-    Use the embedded cluster for tests that depend on time or on brokers.
+    retries, and a delivery has its result when `send` returns it. The first record for a topic creates the topic,
+    with `default_partitions` partitions unless `set_partitions` was called for it. With
+    `allow_auto_create_topics=False`, only topics that were passed to `set_partitions` exist. Records of a transaction
+    appear in `sent` when it is committed. Use the embedded cluster for tests that depend on time or on brokers.
     """
 
     default_partitions = 1
-    """Partitions of topics for which `set_partitions` was not called."""
+    """The number of partitions of a topic for which `set_partitions` was not called."""
 
     @cached_property
     def sent(self) -> list[SentRecord]:
-        """All acknowledged records, in the order of their `send`. The list may be cleared."""
+        """All acknowledged records, in the order of their `send`. A test may clear the list."""
         return []
 
     @cached_property
     def uncommitted(self) -> list[SentRecord]:
         """The records of the open transaction. A commit moves them to `sent`; an abort removes them.
 
-        Records of a producer that was attached to a transaction stay here, since another producer commits it."""
+        If the producer was attached to a transaction, they stay here, because another producer commits it."""
         return []
 
     @cached_property
@@ -124,7 +124,7 @@ class RecordingProducer(Producer):
         self.uncommitted.clear()
         self._script.offsets_to_commit.clear()
 
-    # Instructions of the test
+    # Instructions from the test
 
     def set_partitions(self, topic: str, count: int) -> None:
         """Set the number of partitions of a topic, before or after the start.
@@ -137,7 +137,9 @@ class RecordingProducer(Producer):
         known = self._topics.topic(topic) if self._state is ProducerState.RUNNING else None
         least = self._script.partitions.get(topic, 1 if known is None else len(known.partitions))
         if count < least:
-            raise ValueError(f"topic {topic} can't have {counted(count, 'partition')}; {least} is the least")
+            raise ValueError(
+                f"topic {topic} can't have {counted(count, 'partition')}; the minimum is {least}"
+            )
         self._script.partitions[topic] = count
         if self._state is ProducerState.RUNNING:
             self._topics.learn(topic)
@@ -150,23 +152,23 @@ class RecordingProducer(Producer):
         topic: str | None = None,
         count: int = 1,
     ) -> None:
-        """Let the delivery of the next record fail: `send` succeeds, but the record does not get into `sent`.
+        """Make the delivery of the next record fail: `send` succeeds, but the record is not added to `sent`.
 
         Args:
             error: the error of the delivery; None for a DeliveryError with all its fields.
-            outcome: the outcome of that DeliveryError.
-            topic: only records for this topic.
-            count: the number of records, or of batches that were built by hand.
+            outcome: the outcome of this DeliveryError.
+            topic: the topic whose records fail; by default, any topic.
+            count: the number of records that fail, or of batches that were built by hand.
         """
         self._script.add(_Mishap(topic, count, error, outcome, False))
 
     def refuse_next(self, error: BaseException, *, topic: str | None = None, count: int = 1) -> None:
-        """Let the next `send` itself raise, as it does without room or metadata. Nothing is sent.
+        """Make the next `send` itself raise, as it does if the buffer is full or metadata is missing. Nothing is sent.
 
         Args:
             error: the error that `send`, `send_and_wait`, `try_send` or `send_batch` raises.
-            topic: only records for this topic.
-            count: the number of records, or of batches that were built by hand.
+            topic: the topic whose records are rejected; by default, any topic.
+            count: the number of records that are rejected, or of batches that were built by hand.
         """
         self._script.add(_Mishap(topic, count, error, Outcome.NOT_PERSISTED, True))
 
@@ -192,7 +194,7 @@ class RecordingProducer(Producer):
     async def _open(self, *, wait: bool) -> None:
         config, memory = self._config, self._accumulator.memory
         self._tracer = tracer_of(config)
-        # Not on the fast path, so that each record is passed to _append().
+        # False turns the fast path off, so that each record is passed to _append().
         self._bind(self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False)
         if self._handle is not None:
             self._coordinator.attach(self._handle)
@@ -227,7 +229,7 @@ class RecordingProducer(Producer):
         self._script.refuse(topic.name)
         delivery = super()._append(topic, value, key, partition, timestamp_ms, headers, is_first_waiter)
         assert delivery is not None, (
-            "the buffer is empty, and a record that is larger than the buffer is rejected"
+            "the buffer is empty, so it has room for every record that was not rejected as too large"
         )
         self._end(delivery.batch)
         return delivery
@@ -271,7 +273,7 @@ class RecordingProducer(Producer):
         metrics.records_per_request.add(batch.record_count)
         metrics.queue_time.add(self._loop.time() - batch.created)
         metrics.topic(batch.queue.topic).batch_bytes += batch.wire_size
-        batch.is_counted = True  # by its outcome, next
+        batch.is_counted = True  # its outcome is counted next, in _record or _fail
 
     def _record(self, batch: ProducerBatch) -> None:
         topic, partition = batch.queue.topic, batch.queue.partition
@@ -317,7 +319,7 @@ class RecordingProducer(Producer):
 def _delivery_error(batch: ProducerBatch, outcome: Outcome) -> DeliveryError:
     topic, partition = batch.queue.topic, batch.queue.partition
     return DeliveryError(
-        f"{counted(batch.record_count, 'record')} for {topic}-{partition} failed because the test said so "
+        f"{counted(batch.record_count, 'record')} for {topic}-{partition} failed because the test called fail_next() "
         f"({outcome.value})",
         outcome=outcome,
         topic=topic,
@@ -331,7 +333,7 @@ def _delivery_error(batch: ProducerBatch, outcome: Outcome) -> DeliveryError:
 
 @dataclass(slots=True)
 class _Mishap:
-    """A failure of the next `count` records of one topic, or of any topic."""
+    """A failure that the test requested for the next `count` records of one topic, or of any topic."""
 
     topic: str | None
     count: int
@@ -341,11 +343,11 @@ class _Mishap:
 
 
 class _Script:
-    """The instructions of the test, and the next offset of each partition."""
+    """The instructions from the test, and the next offset of each partition."""
 
     def __init__(self) -> None:
         self.partitions: dict[str, int] = {}
-        """The number of partitions of each topic that the test has set."""
+        """The number of partitions that the test has set, by topic."""
         self.offsets: dict[tuple[str, int], int] = {}
         """The next offset of each partition."""
         self.offsets_to_commit: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []
@@ -366,7 +368,7 @@ class _Script:
             raise mishap.error
 
     def failure(self, topic: str) -> _Mishap | None:
-        """Return the failure of the next delivery of this topic, or None."""
+        """Return the failure of the next delivery to this topic, or None."""
         return self._take(topic, False)
 
     def _take(self, topic: str, is_refusal: bool) -> _Mishap | None:
@@ -383,25 +385,25 @@ class _Agreeing(Coordinator):
     """Grants every request of a transaction, without a broker."""
 
     async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
-        # The fields of other responses are not read.
+        # This response serves for all requests, because the fields of the other responses are not read.
         return InitProducerIdResponse(producer_id=_PRODUCER_ID, producer_epoch=0)
 
 
 class _Topics(Metadata):
-    """Has metadata for each topic that the test allows, without asking a broker."""
+    """Creates metadata for each topic that the test allows, without asking a broker."""
 
     def __init__(self, core: Core, brokers: Brokers, count_of: Callable[[str], int | None]) -> None:
         super().__init__(core, brokers)
         self._count_of = count_of
         self.last_error = MetadataTimeoutError(
-            "allow_auto_create_topics=False, and set_partitions() did not name it"
+            "allow_auto_create_topics=False, and set_partitions() was not called for it"
         )
 
     def age(self, now: float) -> float:
         return 0.0
 
     def learn(self, name: str) -> None:
-        """Add the topic with the number of partitions that the test set, unless it may not exist."""
+        """Add the topic, or update its number of partitions. Do nothing if the topic is not allowed to exist."""
         count = self._count_of(name)
         if count is None:
             return

@@ -9,7 +9,7 @@ from aioproducer.transactions.state import Transaction
 _NAMES = {"offsets": "send_offsets"} | {
     name: name for name in ("begin", "initialize", "commit", "abort", "fence")
 }
-"""The user's calls, by the first words of their tasks' names."""
+"""The names of the user's calls, by the first word of the name under which RunningCalls runs them."""
 
 
 class CallWatch:
@@ -21,7 +21,7 @@ class CallWatch:
         self._transaction = transaction
 
     def ended(self, name: str, seconds: float, error: BaseException | None) -> None:
-        """Count a call; `name` is that of its task. The producer's own calls are not counted."""
+        """Count a call that ran under `name` in RunningCalls. The producer's own calls are not counted."""
         call = _NAMES.get(name.partition(" ")[0])
         if call is None:
             return

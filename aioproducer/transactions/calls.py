@@ -41,14 +41,14 @@ OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetad
 
 
 class Transactional(RecordPath):
-    """The transactional calls. A base class of Producer, which sets the fields."""
+    """The transactional calls: a base class of Producer, which sets the fields declared below."""
 
     _transaction: Transaction
     _coordinator: Coordinator
     _log: ClientLog
     _brokers: Brokers
     _initializes_later: bool
-    """start(wait=False) did not take over the transactional id."""
+    """True if start(wait=False) has not taken over the transactional id yet."""
 
     def transaction(self) -> TransactionScope:
         """Return a transaction for `async with`.
@@ -90,7 +90,7 @@ class Transactional(RecordPath):
     async def begin_transaction(self) -> None:
         """Begin a transaction; every record sent from now on belongs to it, until it is committed or aborted.
 
-        It uses transactions v2 (KIP-890) if the cluster has finalized them, and v1 otherwise, until its end. After
+        The transaction uses v2 (KIP-890) until its end if the cluster has finalized v2, and v1 otherwise. After
         `start(wait=False)`, the first call also takes over the transactional id, as `init_transactions()` does.
 
         Raises:
@@ -116,8 +116,8 @@ class Transactional(RecordPath):
                 commit_transaction() again: it repeats the request, and the answer says whether the transaction was
                 committed.
             ProducerFencedError: another producer uses this transactional id; nothing was committed.
-            IllegalStateError: no transaction is open. As in Java's producer, a second call after one that has returned
-                also raises it.
+            IllegalStateError: no transaction is open. As in Java's producer, a second call after a successful one also
+                raises this error.
 
         Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
         immediately if it has succeeded.
@@ -126,7 +126,7 @@ class Transactional(RecordPath):
         await self._coordinator.commit()
 
     async def abort_transaction(self) -> None:
-        """Discard the buffered records (TransactionAbortedError), wait for those in flight, and abort.
+        """Fail the buffered records with TransactionAbortedError, wait for those in flight, and abort.
 
         Raises:
             TransactionTimeoutError: the coordinator did not answer within max_block_ms; call abort_transaction() again.
@@ -190,7 +190,7 @@ class Transactional(RecordPath):
 
         Args:
             partitions: the partitions that the other producers will write to. This producer must not write to them,
-                neither before nor after the call.
+                either before or after the call.
 
         Raises:
             TransactionAbortableError: the coordinator rejected a partition.
@@ -247,7 +247,7 @@ class Transactional(RecordPath):
         if not self._transaction.is_used:
             raise IllegalStateError("committed() needs a producer with a transactional_id")
         if not isinstance(group_id, str) or not group_id:
-            raise InvalidRecordError(f"group_id must be a str that is not empty, not {group_id!r}")
+            raise InvalidRecordError(f"group_id must be a non-empty str, not {group_id!r}")
         places = partitions_of_handoff(partitions)
         return await self._coordinator.committed(group_id, places) if places else {}
 
@@ -327,7 +327,7 @@ class TransactionScope:
 
 
 def _is_kafkas(error: BaseException) -> bool:
-    """Return whether it is a KafkaError or an exception group of KafkaErrors only.
+    """Return whether `error` is a KafkaError or an exception group of KafkaErrors only.
 
     A TaskGroup in which several sends failed raises such a group.
     """

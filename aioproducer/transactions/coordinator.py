@@ -1,6 +1,6 @@
 """Sends a transaction's requests to its coordinator and applies the answers, one request at a time.
 
-state.py decides what to send, outcomes.py what an answer means; each call runs in a task of its own."""
+state.py decides what to send, and outcomes.py what an answer means. Each call runs in a task of its own."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ from aioproducer.types import (
 
 FEATURE = "transaction.version"
 LONGEST_OPEN = 0.8
-"""The share of transaction_timeout_ms that a transaction may stay open without a commit. The rest is for the abort."""
+"""The share of transaction_timeout_ms that a transaction may stay open without a commit; the rest is for the abort."""
 
 
 class Coordinator:
-    """The remote half of a producer's transactions. Belongs to one event loop."""
+    """Carries out a producer's transactional calls at the coordinator. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------ the user's calls
 
     async def initialize(self) -> None:
-        """Get a producer id and epoch for the transactional id, which aborts a transaction of an older producer."""
+        """Get a producer id and epoch for the transactional id. This aborts a transaction of an older producer."""
         transaction = self._transaction
         if self._calls.running("initialize") is None:
             transaction.check(
@@ -156,7 +156,7 @@ class Coordinator:
         await self._calls.run("fence", self._fence)
 
     async def export(self, partitions: Iterable[TopicPartition]) -> TransactionHandle:
-        """Return a handle of the open transaction; with v1 the partitions join it first."""
+        """Return a handle to the open transaction; with v1, the partitions join the transaction first."""
         transaction = self._transaction
         transaction.check("export", TransactionState.IN_TRANSACTION)
         partitions = list(partitions)
@@ -242,7 +242,7 @@ class Coordinator:
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
-        """Add a consumer group's offsets to the transaction, which the caller has checked to be open."""
+        """Add a consumer group's offsets to the transaction. The caller has checked that it is open."""
         if offsets:
             await self._epoch_settled("send_offsets_to_transaction")
             await self._calls.run(
@@ -250,15 +250,15 @@ class Coordinator:
             )
 
     def add_partitions(self) -> None:
-        """With v1: add the wanted partitions in the background, and set the wake-up event when they have joined."""
+        """Add the wanted partitions in the background (v1), and set the wake-up event when they have joined."""
         if self._calls.running("partitions") is None and not self._calls.is_closing:
             self._calls.start("partitions", self._add_partitions())
 
     async def release(self) -> TransactionHandle:
-        """Release the open transaction: the producer that resumes it ends it."""
+        """Release the open transaction to the producer that will resume and end it."""
         transaction = self._transaction
         transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
-        # From now on no record is accepted: it would be acknowledged too late.
+        # From now on, no record is accepted, since it would be acknowledged too late.
         transaction.move(TransactionState.RELEASING)
         try:
             await self._settled()
@@ -292,7 +292,8 @@ class Coordinator:
     def watch(self, now: float) -> float | None:
         """Abort an open transaction that is close to its time-out; return the time of the next check, if any.
 
-        Otherwise the brokers would abort it, with v1 also fence its producer, and readers would wait until then."""
+        Otherwise, the brokers would abort it later, and with v1 also fence its producer; readers would wait until
+        then."""
         transaction = self._transaction
         if not transaction.may_have_started or transaction.has_expired:
             return None
@@ -397,7 +398,7 @@ class Coordinator:
         except KafkaError as error:
             self._failed(error)
         except Exception as error:
-            # A bug. If the transaction did not fail, the sender would ask again and again.
+            # This is a bug. If the transaction did not fail, the sender would ask again and again.
             self._log.exception(
                 "partitions could not join the transaction of %r", transaction.transactional_id
             )
@@ -466,12 +467,12 @@ class Coordinator:
                 # The transaction is committed; the next begin_transaction() raises this error.
                 self._not_reinitialized(error)
             except asyncio.CancelledError:  # by close(), so no other transaction follows
-                self._not_reinitialized(KafkaError("the producer was closed before it had a new epoch"))
+                self._not_reinitialized(KafkaError("the producer was closed before it got a new epoch"))
         if not transaction.refuses_records:
             transaction.move(TransactionState.READY)
 
     def _look_for_v2(self) -> None:
-        """At the end of a transaction: if the cluster has been upgraded to v2, let the next one have its own epoch."""
+        """At the end of a transaction, give the next one a new epoch if the cluster has been upgraded to v2."""
         transaction = self._transaction
         if transaction.epoch_began_v1 and self._brokers.finalized_feature(FEATURE) >= 2:
             transaction.epoch_is_spent = True
@@ -502,7 +503,7 @@ class Coordinator:
                 await self._end(commit=False)
             if transaction.needs_epoch and transaction.role.stays_after_end:
                 transaction.move(TransactionState.INITIALIZING)
-                await self._new_epoch(self._identity)  # directly after an answered abort, as in _next_epoch
+                await self._new_epoch(self._identity)  # safe after an answered abort, as in _next_epoch
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # abort_transaction() can be called again
@@ -549,10 +550,10 @@ class Coordinator:
             await asyncio.wait(calls)
 
     async def _end_what_is_buffered(self) -> None:
-        """Before an abort: let the sender fail the records that were not sent, and wait for the rest."""
+        """Prepare an abort: let the sender fail the records that were not sent, and wait for the rest."""
         self._wake.set()
         await self._settled()
-        if self._transaction.state is not TransactionState.ABORTING:  # an answer has since said "fenced"
+        if self._transaction.state is not TransactionState.ABORTING:  # an answer in the meantime: fenced
             assert self._transaction.error is not None
             raise self._transaction.error
 
@@ -601,8 +602,10 @@ class Coordinator:
             )
 
     def _raise(self, error: KafkaError) -> NoReturn:
-        """Raise the error for the caller of a failed call: the transaction's error, with `error` as its cause unless
-        it has one, or else `error` itself."""
+        """Raise the transaction's error, or `error` itself if the transaction has none.
+
+        `error` becomes the cause of the transaction's error, unless that already has a cause.
+        """
         reported = self._transaction.error or error
         if reported is not error and reported.__cause__ is None:
             raise reported from error

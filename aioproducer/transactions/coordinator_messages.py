@@ -1,4 +1,4 @@
-"""Builds the coordinator's requests about offsets, and finds the decisive error code of an answer."""
+"""Builds requests about offsets for a coordinator, and finds the decisive error code of an answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 def check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
-    """Raise if a late copy of an earlier request of the same transaction could overwrite one of these offsets."""
+    """Raise if an earlier request of the same transaction, carried out late, could overwrite one of these offsets."""
     for (topic, partition), offset in offsets.items():
         before = doubtful.get(TopicPartition(topic, partition), offset)
         if before != offset:
             raise KafkaError(
                 f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
-                f"{group_id!r} because an answer was lost; a late copy could replace the offset {offset.offset}"
+                f"{group_id!r} because an answer was lost; a delayed attempt could replace the offset {offset.offset}"
             )
 
 
@@ -65,7 +65,7 @@ def offset_commit(
 def offset_fetch(group_id: str, places: Iterable[TopicPartition]) -> OffsetFetchRequest:
     """Return the request for a group's offsets once no open transaction can change them.
 
-    It names the partitions, because a request for all of them returns none while a group's first offset is pending.
+    The request names the partitions: a request for all of them returns none while a group's first offset is pending.
     """
     topics: dict[str, list[int]] = {}
     for topic, partition in places:
@@ -131,7 +131,7 @@ _SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Act
 
 
 def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
-    """Return the most severe code, which decides for the request. `asked` names at least one partition.
+    """Return the most severe code, which is the result of the request. `asked` names at least one partition.
 
     Other codes may only be consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
 

@@ -1,4 +1,4 @@
-"""Converts the offsets and the group membership that a user passes into values of this package."""
+"""Converts the offsets and the group membership that a user passes to types of this package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupM
         group = ConsumerGroupMetadata(group)
     if not isinstance(group, ConsumerGroupMetadata):
         raise InvalidRecordError(
-            "the group must be a group id, a ConsumerGroupMetadata, or what confluent-kafka's "
+            "the group must be a group id, a ConsumerGroupMetadata, or the bytes that confluent-kafka's "
             f"consumer_group_metadata() returns, not {type(group).__name__}"
         )
     if not group.group_id or not _is_text(group.group_id):
@@ -42,14 +42,14 @@ def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupM
         or not (group.group_instance_id is None or _is_text(group.group_instance_id))
     ):
         raise InvalidRecordError(
-            f"the membership of group {group.group_id!r} is malformed: generation_id must be an int, -1 or more, "
-            "member_id and group_instance_id must be str"
+            f"the membership of group {group.group_id!r} is malformed: generation_id must be an int of at least -1, "
+            "and member_id and group_instance_id must be str"
         )
     return group
 
 
 def _is_text(text: object) -> bool:
-    """Return whether it is a str that fits into a request."""
+    """Return whether `text` is a str that fits into a request."""
     try:
         return isinstance(text, str) and len(text.encode()) < 2**15
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""Sends one transactional request: finds the coordinator, retries until a final answer, and returns or raises it.
+"""Sends one request to a coordinator: finds the coordinator, and retries until the answer is final.
 
-outcomes.py defines what an answer means. At most one request is in flight for a transactional id."""
+outcomes.py defines what an answer means. Each CoordinatorRequests has at most one request in flight."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from aioproducer.transactions.state import Transaction, TransactionState, aborta
 from aioproducer.types import Outcome
 
 SHORTEST_ANSWER_WAIT = 1.0
-"""The least time in seconds to wait for an answer, even beyond max_block_ms. Without it, a commit sent just before the
-deadline would needlessly have an unknown outcome."""
+"""The minimum number of seconds to wait for an answer, even beyond max_block_ms. Without it, a commit sent just before
+the deadline would needlessly have an unknown outcome."""
 
 CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
 """The highest versions to use with transactions v1, even if the broker supports newer ones. The broker treats a newer
@@ -60,7 +60,7 @@ ONE_GROUP = 7
 """The last version of OffsetFetch that asks for one group; later ones ask for several (KIP-709)."""
 
 IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
-"""The conditions of a commit that may have been carried out."""
+"""The conditions under which a commit may have been carried out."""
 
 Key = tuple[int, str]
 """The key of a coordinator lookup: the type, 0 for a group or 1 for a transactional id, and the name."""
@@ -100,11 +100,11 @@ class CoordinatorRequests:
         self._nodes: dict[Key, int] = {}
         """The node id of each known coordinator."""
         self._lock = asyncio.Lock()
-        """One request at a time."""
+        """Held while a request is in progress, so that there is only one at a time."""
         self.written = 0
-        """The number of attempts of the current request that were sent or are about to be."""
+        """The number of attempts of the current request that were sent or are about to be sent."""
         self.was_in_doubt = False
-        """An attempt of the last request was not answered, so it may be carried out after later requests."""
+        """True if an attempt of the last request was not answered: it may be carried out after later requests."""
 
     async def ask(
         self,
@@ -115,13 +115,13 @@ class CoordinatorRequests:
         is_repetition: bool = False,
         deadline: float | None = None,
     ) -> Any:
-        """Send a request, again if necessary, until the answer is final; return a successful answer.
+        """Send a request, repeatedly if necessary, until the answer is final, and return a successful answer.
 
         Args:
             request: the request.
             code_of: returns the error code of an answer.
             group: the group whose coordinator gets the request; None for the coordinator of the transactional id.
-            is_repetition: an earlier call has sent the same request and got no answer.
+            is_repetition: True if an earlier call sent the same request and got no answer.
             deadline: the loop.time() after which no attempt begins; by default max_block_ms from now.
 
         Raises:
@@ -164,7 +164,7 @@ class CoordinatorRequests:
 
         Raises:
             _TryAgainError: the request may be sent again.
-            KafkaError: as `ask`.
+            KafkaError: the same errors as `ask`.
         """
         if self._transaction.state is TransactionState.ABORTING and not isinstance(
             request, EndTxnRequest | InitProducerIdRequest | OffsetFetchRequest
@@ -206,7 +206,7 @@ class CoordinatorRequests:
         raise self._rejected(request, code, row, key)
 
     def _rejected(self, request: Message, code: int, row: Row, key: Key) -> Exception:
-        """Return the error for an answer with this error code: the final one, or that the request may be sent again."""
+        """Return the exception for an answer with this error code: _TryAgainError if the request may be sent again."""
         name = error_name(code)
         error = BrokerError(f"the coordinator answered with {name}", code=code, name=name)
         if row.action is Action.COORDINATOR:
@@ -225,7 +225,8 @@ class CoordinatorRequests:
     def _doubt(self, conditions: set[Condition]) -> None:
         """Note that an attempt may still be carried out.
 
-        With v1 a late copy could affect the next transaction of the same epoch (KAFKA-17754: EndTxn).
+        With transactions v1, an attempt that is carried out late could affect the next transaction in the same epoch
+        (for EndTxn, see KAFKA-17754).
         """
         conditions.add(Condition.UNANSWERED)
         self.was_in_doubt = True
@@ -250,9 +251,9 @@ class CoordinatorRequests:
     def _unasked(
         self, row: Row, reason: str, kind: type[TransactionReinitError], conditions: set[Condition]
     ) -> TransactionError:
-        """Return the error of a request that cannot be sent, or not again.
+        """Return the error for a request that cannot be sent, or cannot be sent again.
 
-        An earlier attempt of a commit may still have been carried out.
+        If the request is a commit, an earlier attempt may have been carried out.
         """
         if IN_DOUBT <= conditions:
             return self.outcome_unknown(reason)

@@ -1,5 +1,7 @@
-"""What a producer may do in a transaction: begin, write and end it as its owner, write to some partitions as a
-participant, or only end it as the heir of its owner."""
+"""The roles of a producer in a transaction.
+
+The owner begins the transaction, writes to it and ends it. A participant writes to some of its partitions. An heir only
+ends it, in place of the owner."""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from aioproducer.types import TopicPartition
 
 
 class Role:
-    """The limits of a role. Those of the owner apply unless a role overrides them."""
+    """The limits of a role. The defaults are those of the owner."""
 
     may_write: ClassVar[bool] = True
     is_only_writer: ClassVar[bool] = True
-    """No other producer numbers batches with this producer id and epoch."""
+    """True if no other producer numbers batches with this producer id and epoch."""
     stays_after_end: ClassVar[bool] = True
-    """It may begin further transactions once this one has ended."""
+    """True if the producer may begin further transactions once this one has ended."""
 
     def check_is_own(self, topic: str, partition: int) -> None:
         """Raise if another producer may write to the partition.
@@ -34,12 +36,12 @@ class Role:
         return None
 
     def is_repetition(self, *, has_time: bool, has_error: bool) -> bool:
-        """Return whether the answer to the first batch of a partition says that the log had a batch with its numbers
-        before.
+        """Return whether the log already had a batch with the sequence numbers of a partition's first batch,
+        according to the answer to that batch.
 
         Args:
-            has_time: the answer carries a timestamp of the log.
-            has_error: the answer carries an error.
+            has_time: True if the answer contains a timestamp of the log.
+            has_error: True if the answer contains an error.
         """
         return False
 
@@ -49,27 +51,28 @@ class Owner(Role):
 
 
 class Heir(Role):
-    """Took the transaction over when its owner released it. It does not know the next sequence numbers."""
+    """Ends a transaction that its owner released. An heir does not know the next sequence numbers."""
 
     may_write = False
     stays_after_end = False
 
 
 class Participant(Role):
-    """Writes to partitions that the owner exported. The transaction is the owner's to end.
+    """Writes to partitions that the owner exported. Only the owner can end the transaction.
 
-    The broker cannot tell participants apart. If two of them number records of the same partition, it drops records of
-    one as duplicates and answers "success".
+    The broker cannot tell participants apart. If two of them number records of the same partition, the broker
+    drops records of one as duplicates and answers "success".
     """
 
     is_only_writer = False
 
     def __init__(self, partitions: Iterable[TopicPartition], *, tells_repetitions: bool) -> None:
-        """
+        """Create the role.
+
         Args:
             partitions: the partitions that only this producer writes to. They never change.
-            tells_repetitions: the topics use CreateTime. A successful answer that carries a time then refers to a
-                batch that was already in the log.
+            tells_repetitions: True if the topics use CreateTime. A successful answer with a timestamp then refers to
+                a batch that was already in the log.
         """
         self.partitions = frozenset(partitions)
         self._tells_repetitions = tells_repetitions

@@ -1,4 +1,4 @@
-"""The transactional calls that are running, each of them as a task.
+"""The running transactional calls, each in a task of its own.
 
 A cancelled caller therefore leaves nothing half done: the call continues. If the same call is made again, it joins
 the running one, or gets the result that no caller has seen."""
@@ -27,20 +27,20 @@ class RunningCalls:
         self._wake = core.wake
         self.watch = CallWatch(core, transaction)
         self.by_name: dict[str, asyncio.Task[None]] = {}
-        """Most of them are the user's calls."""
+        """The running calls. Most of them were made by the user."""
         self._abandoned: set[str] = set()
         """The names of running calls whose caller was cancelled."""
         self._unseen: tuple[str, int] | None = None
-        """(name, transaction number) of the ending call that succeeded when no caller was left to see the result."""
+        """(name, transaction number) of the call in _ENDINGS that succeeded when no caller was left to see it."""
         self.is_closing = False
-        """No new call may begin."""
+        """True if no new call may begin."""
 
     async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a call, or join the running one of that name, and wait for it. Cancelling it cancels only the wait.
+        """Start a call, or join the running one of that name, and wait for it. Cancellation ends only the wait.
 
         Raises:
             ProducerClosed: the producer is being closed.
-            CommitOutcomeUnknownError: so was the producer, and a commit had been sent.
+            CommitOutcomeUnknownError: the producer is being closed, and a commit was sent and not answered.
             KafkaError: the call failed.
         """
         if self.running(name) is None:
@@ -118,7 +118,7 @@ class RunningCalls:
             del self.by_name[name]
         self._wake.set()
         if not call.cancelled():
-            # Asking for the exception marks it as retrieved: a caller has it, and the transaction's state records it.
+            # exception() marks the error as retrieved: a caller gets it, and the transaction's state records it.
             self.watch.ended(name, seconds, call.exception())
 
     def _settle(self, name: str, call: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
 """The state of a producer's transaction. This module makes decisions; it neither sends nor waits.
 
-The user's calls, the coordinator and the sender change the state and read from it what to do next, all on one event
-loop."""
+The user's calls, the coordinator and the sender change the state and use it to decide what to do next. All of them run
+on one event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TransactionState(Enum):
     RELEASING = "releasing its transaction"
     ABORT_REQUIRED = "in a transaction that must be aborted"
     ABORTING = "aborting"
-    OUTCOME_UNKNOWN = "in doubt whether the last transaction was committed"
+    OUTCOME_UNKNOWN = "uncertain whether the last transaction was committed"
     REINIT_REQUIRED = "in need of init_transactions()"
     PARTICIPANT = "taking part in another producer's transaction"
     FAILED_PARTICIPANT = "taking part in a transaction that its owner must abort"
@@ -87,7 +87,7 @@ _LOST = frozenset(
 WAYS_OUT = {
     _S.UNINITIALIZED: "wait for start(), or call init_transactions() if the last transaction was released or resumed",
     _S.INITIALIZING: "wait for init_transactions()",
-    _S.READY: "begin one with begin_transaction() or `async with producer.transaction()`",
+    _S.READY: "begin a transaction with begin_transaction() or `async with producer.transaction()`",
     _S.IN_TRANSACTION: "commit or abort it first",
     _S.COMMITTING: "wait for commit_transaction()",
     _S.RELEASING: "wait for release_transaction()",
@@ -111,7 +111,7 @@ class Transaction:
         self.transactional_id = transactional_id or ""
         self.state = _S.UNINITIALIZED if transactional_id else _S.NONE
         self.is_used = self.state is not _S.NONE
-        """The producer has a transactional id."""
+        """True if the producer has a transactional id."""
         self._gate = gate
         gate.is_open = not self.is_used
         self.error: TransactionError | None = None
@@ -120,20 +120,20 @@ class Transaction:
         """The number of the transaction that began last; 0 before the first."""
         # The following fields describe that transaction.
         self.is_v2 = False
-        """Transactions v2 (KIP-890): writing to a partition adds it, and the end of each transaction brings a new
-        epoch."""
+        """True for transactions v2 (KIP-890): writing to a partition adds it to the transaction, and the end of each
+        transaction brings a new epoch."""
         self.may_have_started = False
-        """The coordinator may know the transaction, so it has to be ended there."""
+        """True if the coordinator may know the transaction, which must then be ended there."""
         self.began: float | None = None
-        """When the coordinator may first have known it, by loop.time(). Its time-out counts from then on."""
+        """The loop time at which the coordinator may first have known the transaction. The time-out starts then."""
         self.has_expired = False
-        """The transaction was too close to its time-out, so the producer aborts it on its own."""
+        """True if the transaction came too close to its time-out, so the producer aborts it on its own."""
         self.epoch_is_spent = False
-        """The sequences of this epoch cannot be continued: a numbered batch failed, a request was not answered, or
-        other producers also number batches. With v1 the epoch outlives the transaction, so the next one needs another
-        epoch."""
+        """True if the sequence numbers of this epoch cannot be continued: a numbered batch failed, a request was not
+        answered, or other producers also number batches. With v1, the epoch outlives the transaction, so the next
+        transaction needs another epoch."""
         self.commit_is_in_doubt = False
-        """The commit was sent and not answered, so only the same request may be repeated."""
+        """True if the commit was sent and not answered. It may then only be repeated unchanged."""
         self.partitions: dict[TopicPartition, None] = {}
         """Partitions that belong to the transaction."""
         self.written: dict[TopicPartition, None] = {}
@@ -142,19 +142,20 @@ class Transaction:
         """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
         their sequence numbers until the epoch changes."""
         self.epoch_began_v1 = False
-        """The coordinator may know a transaction v1 of the current epoch. Its markers may still be due when the next
-        one begins, and brokers accept a batch of v2 in a partition where a transaction of the same epoch is open. They
-        would end the next transaction, too, so v2 waits for the next epoch (as in Java's TransactionManager)."""
+        """True if the coordinator may know a v1 transaction of the current epoch. Its markers may still be due when the
+        next transaction begins, and brokers accept a v2 batch in a partition where a transaction of the same epoch is
+        open. The late markers would also end that next transaction, so v2 waits for the next epoch (as in Java's
+        TransactionManager)."""
         self.changes_epoch = False
-        """A new epoch is being taken at the start of the transaction; until it arrives nothing may be sent."""
+        """True while the transaction takes a new epoch at its start; nothing may be sent until the epoch arrives."""
         self.exported: dict[TopicPartition, None] = {}
         """Partitions that other producers write to."""
         self.wanted: dict[TopicPartition, None] = {}
-        """With v1: partitions that have to join before they are written to."""
+        """Partitions that have to join the transaction before they are written to (v1 only)."""
         self.groups: dict[str, None] = {}
-        """With v1: consumer groups whose offsets belong to the transaction."""
+        """Consumer groups whose offsets belong to the transaction (v1 only)."""
         self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
-        """For each group, the offsets in requests with an unanswered attempt, of which a copy may arrive late."""
+        """For each group, the offsets of requests with an unanswered attempt, which may be carried out late."""
         self.role: Role = OWNER
 
     @property
@@ -164,7 +165,7 @@ class Transaction:
 
     @property
     def is_uncommitted(self) -> bool:
-        """True if the transaction is open or being aborted, and no error is the reason."""
+        """True if the transaction is open or being aborted, and no error has occurred."""
         return self.error is None and self.state in (_S.IN_TRANSACTION, _S.ABORTING)
 
     def move(self, to: TransactionState) -> None:
@@ -234,8 +235,10 @@ class Transaction:
         return f"the producer {self.transactional_id!r} is {self.state.value}; {WAYS_OUT[self.state]}"
 
     def begin(self, *, is_v2: bool) -> None:
-        """Begin a transaction, which uses the same protocol version until its end: v2 if the cluster has finalized it
-        (`is_v2`) and the current epoch is not one of v1."""
+        """Begin a transaction, which uses the same protocol version until its end.
+
+        It uses v2 if the cluster has finalized v2 (`is_v2`) and the current epoch has had no transaction of v1.
+        """
         self.role = OWNER
         self.move(_S.IN_TRANSACTION)
         self.number += 1
@@ -306,7 +309,7 @@ class Transaction:
     def is_anothers(self, topic: str, partition: int) -> bool:
         """Return whether the partition was exported.
 
-        If this producer also numbered records there, some would be lost although every answer is "success".
+        If this producer also numbered records there, some would be lost although every answer would be "success".
         """
         return bool(self.exported) and TopicPartition(topic, partition) in self.exported
 

@@ -70,7 +70,7 @@ async def test_the_second_ctrl_c_ends_the_wait_for_results(cluster):
     async with running("bench", "-b", cluster.bootstrap_servers, "t", "-n", "1", "--json") as command:
         await asyncio.wait_for(cluster.wait_for_requests(ApiKey.PRODUCE), 30)
         command.interrupt()
-        await command.line("Ctrl-C again ends at once")
+        await command.line("press Ctrl-C again to stop at once")
         command.interrupt()
         ended = await command.ended()
         hold.set()

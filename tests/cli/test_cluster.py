@@ -32,7 +32,7 @@ async def test_it_serves_its_topics_until_a_signal(number):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["-t", "x:0"], "NAME:PARTITIONS needs a number of partitions from 1 on"),
+        (["-t", "x:0"], "in NAME:PARTITIONS, PARTITIONS must be a number of at least 1"),
         (["-t", "x", "-t", "x"], "--topic x is given twice"),
         (["--versions", "nonsense"], "nonsense"),
         (["--port", "65535", "--brokers", "2"], "needs ports up to 65536"),
@@ -52,7 +52,7 @@ async def test_a_port_that_is_taken_is_a_failure():
         ended = await run("cluster", "--port", str(taken.getsockname()[1]))
 
     assert ended.code == 1
-    assert "--port 0 takes free ports" in ended.err
+    assert "--port 0 chooses free ports" in ended.err
 
 
 async def test_ctrl_c_on_a_terminal_ends_it():

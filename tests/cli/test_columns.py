@@ -52,7 +52,7 @@ def test_values_that_json_does_not_have_are_written_as_text():
         "n": "1.10",
         "s": 86400.0,
     }
-    with pytest.raises(ValueError, match="a set cannot become JSON"):
+    with pytest.raises(ValueError, match="a set cannot be converted to JSON"):
         to_json({1, 2})
 
 

@@ -46,7 +46,7 @@ def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, cap
 
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert caplog.messages == [
-        "[producer orders] no leader, so that records wait: t-0",
+        "[producer orders] records are waiting: no leader for t-0",
         "[producer orders] the leader moved: t-0 from broker 1 to broker 2",
     ]
 
@@ -61,8 +61,8 @@ def test_a_lost_leader_is_no_warning_before_records_wait_for_it(changes, caplog)
     changes.note_waiting([("t", 1)], 0.0)
     changes.note_waiting([("t", 1), ("t", 0), ("t", 2)], 0.0)
     assert caplog.messages == [
-        "[producer orders] no leader, so that records wait: t-1",
-        "[producer orders] no leader, so that records wait: t-0 and 1 other partition",
+        "[producer orders] records are waiting: no leader for t-1",
+        "[producer orders] records are waiting: no leader for t-0 and 1 other partition",
     ]
 
 
@@ -73,10 +73,10 @@ def test_while_a_leader_is_missing_there_is_a_line_every_ten_seconds(changes, ca
         changes.note_waiting([("t", 0)], 100.0 + now)
     changes.note_waiting([("t", 1)], 125.0)
     assert caplog.messages == [
-        "[producer orders] no leader, so that records wait: t-0",
-        "[producer orders] no leader for 10 s, so that records wait: t-0",
-        "[producer orders] no leader for 20 s, so that records wait: t-0",
-        "[producer orders] no leader, so that records wait: t-1",
+        "[producer orders] records are waiting: no leader for t-0",
+        "[producer orders] records have been waiting for 10 s: no leader for t-0",
+        "[producer orders] records have been waiting for 20 s: no leader for t-0",
+        "[producer orders] records are waiting: no leader for t-1",
     ]
 
 
@@ -86,7 +86,7 @@ def test_a_leader_that_is_lost_again_is_a_warning_again(changes, caplog):
         changes.note_waiting([("t", 0)], 0.0)
         changes.note("t", 0, -1, 1)
         changes.log_changes()
-    assert caplog.messages == ["[producer orders] no leader, so that records wait: t-0"] * 2
+    assert caplog.messages == ["[producer orders] records are waiting: no leader for t-0"] * 2
 
 
 def test_a_new_partition_without_a_leader_is_no_warning(changes, caplog):

@@ -229,7 +229,7 @@ async def test_a_sampler_that_raises_stops_no_record_and_is_logged_once(instrume
         assert [record.value for record in producer.sent] == [b"1", b"2", b"3", b"4", b"5"]
         assert {record.headers for record in producer.sent} == {()}
     assert [line.split(": ")[0] for line in log_lines(caplog, logging.WARNING)] == [
-        "the instrumentation by OpenTelemetry raised an exception"
+        "the OpenTelemetry instrumentation raised an exception"
     ]
 
 

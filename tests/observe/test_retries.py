@@ -113,7 +113,7 @@ def test_thousands_of_topics_have_a_few_lines_and_one_that_says_so(log):
 
     lines = log.new()
     assert len(lines) == MOST_AT_ONCE + 1
-    assert lines[-1] == "batches of more topics are sent again; each has its line in 10 s if that lasts"
+    assert lines[-1] == "batches of more topics are sent again; they are logged in 10 s if that lasts"
 
     log.retry(PERIOD + 1.0, topic="t999")
     assert len(log.new()) == 1, "its count says what the first line did not"

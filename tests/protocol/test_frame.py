@@ -24,7 +24,7 @@ def test_prefix_round_trips(size):
 @pytest.mark.promise("Protocol", "frame sizes are capped before and after authentication")
 def test_frame_at_the_limit_passes_and_one_byte_more_is_refused():
     assert decode_size(encode_prefix(1000), 1000) == 1000
-    with pytest.raises(ProtocolError, match="1001 bytes is announced, the limit is 1000"):
+    with pytest.raises(ProtocolError, match="1001 bytes; the limit is 1000"):
         decode_size(encode_prefix(1001), 1000)
 
 
@@ -82,7 +82,7 @@ def test_frames_before_a_malformed_one_are_yielded():
     fed = frames.feed(encode_prefix(1) + b"a" + encode_prefix(101), 100)
 
     assert next(fed) == b"a"
-    with pytest.raises(ProtocolError, match="a frame of 101 bytes is announced, the limit is 100 bytes"):
+    with pytest.raises(ProtocolError, match="a frame of 101 bytes; the limit is 100 bytes"):
         next(fed)
 
 

@@ -187,7 +187,7 @@ def test_undeclared_version_is_refused(version):
 )
 def test_field_that_is_set_is_not_silently_dropped_in_a_version_without_it(message, version, field):
     with pytest.raises(
-        UnsupportedVersionError, match=rf"{field} is set, and version {version} can't carry it"
+        UnsupportedVersionError, match=rf"{field} is set, but version {version} can't carry it"
     ):
         encoded(message, version)
 
@@ -223,7 +223,7 @@ def test_ignorable_field_is_dropped_in_a_version_without_it():
     ],
 )
 def test_none_is_rejected_in_a_version_without_null(message, version, field):
-    with pytest.raises(UnsupportedVersionError, match=f"{field} is None, and version {version}"):
+    with pytest.raises(UnsupportedVersionError, match=f"{field} is None, but version {version}"):
         encoded(message, version)
 
 

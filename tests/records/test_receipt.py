@@ -127,7 +127,7 @@ async def test_the_error_of_all_rows_is_unknown_as_soon_as_one_is_and_has_the_fl
         sent.give_up(batch, DeliveryError("no", outcome=outcome, requires_abort=partition == 1))
 
     with pytest.raises(
-        SendManyError, match="2 of 2 rows for topic orders failed, the first of them row 0: no"
+        SendManyError, match="2 of 2 rows for topic orders failed; the first is row 0: no"
     ) as caught:
         await sent.receipt
     assert caught.value.outcome is whole

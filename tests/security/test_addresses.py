@@ -57,7 +57,7 @@ async def test_an_async_address_filter_is_named():
     why = await refused_by(address_filter)
     gc.collect()  # warnings are errors: the coroutine was closed
 
-    assert "address_filter returned a coroutine (it is an async function, and must be a plain one)" in why
+    assert "address_filter returned a coroutine (use a plain function, not an async one)" in why
 
 
 def test_an_address_is_a_pair_of_a_host_and_a_port():
@@ -163,14 +163,14 @@ async def _is_async(*_: object) -> bool:
 @pytest.mark.parametrize(
     ("address_filter", "told"),
     [
-        (lambda *_: False, "resolved_address_filter refuses 127.0.0.1"),
+        (lambda *_: False, "resolved_address_filter rejected 127.0.0.1"),
         (
             lambda *_: None,
             "resolved_address_filter returned None for 127.0.0.1; it must return True or False",
         ),
         (lambda *_: ("127.0.0.1", 1), "it must return True or False"),
         (_raises, "resolved_address_filter raised LookupError"),
-        (_is_async, "returned a coroutine (it is an async function, and must be a plain one)"),
+        (_is_async, "returned a coroutine (use a plain function, not an async one)"),
     ],
 )
 async def test_a_refusal_on_resolved_addresses_says_why(address_filter, told):

@@ -473,7 +473,7 @@ def test_a_directive_behind_any_separator_of_openssl_is_refused(separator):
 @pytest.mark.parametrize("suite", ["aNULL", "eNULL", "ADH-AES128-SHA", "AECDH-AES256-SHA", "NULL-SHA256"])
 def test_suites_without_a_certificate_or_without_encryption_are_refused(suite):
     with pytest.raises(
-        ConfigError, match=f"'{suite}' contains only suites without encryption or without a broker"
+        ConfigError, match=f"'{suite}' contains only suites that do not encrypt or do not authenticate"
     ):
         config(ssl_cipher_suites=f"ECDHE-RSA-AES128-GCM-SHA256,{suite}")
 

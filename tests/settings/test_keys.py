@@ -530,7 +530,7 @@ def test_who_wants_no_retries_is_refused_rather_than_warned(name, value):
 
     assert str(caught.value) == (
         f"{name}=0 can't be used: records are retried until delivery_timeout_ms has passed; leave {name} out: "
-        "idempotence, which is on by default, keeps retries from making duplicates, and a shorter "
+        "idempotence, which is on by default, keeps retries from creating duplicates, and a shorter "
         "delivery_timeout_ms ends them sooner"
     )
 
@@ -569,7 +569,7 @@ def test_a_translated_key(name, value, field, expected):
         ("queue.buffering.max.kbytes", 1.5, "1.5 must be a whole number"),
         ("queue.buffering.max.kbytes", True, "True must be a whole number"),
         ("queue.buffering.max.kbytes", 2**60, "must be a whole number from 1024"),
-        ("topic.metadata.refresh.interval.ms", -1, "metadata is always refreshed; name an interval"),
+        ("topic.metadata.refresh.interval.ms", -1, "metadata is always refreshed; set an interval"),
         ("connections.max.idle.ms", "-2", "must be a number of milliseconds, 0 or more"),
         ("ssl.protocol", "SSLv3", "must be TLSv1.2 or TLSv1.3"),
         ("compression.level", "high", "must be a whole number"),

@@ -65,7 +65,7 @@ def test_a_callback_handler_is_a_class_with_a_counterpart():
 
     assert CallbackHandler().check(f" {google}; ") == google
     for wrong in ("com.example.Tokens", "", 5):
-        with pytest.raises(ValueError, match="give the keyword sasl_oauth_token_provider"):
+        with pytest.raises(ValueError, match="pass the keyword sasl_oauth_token_provider"):
             CallbackHandler().check(wrong)
 
 

@@ -384,9 +384,9 @@ async def test_partitions_are_those_that_the_test_has_set():
 
         with pytest.raises(UnknownPartitionError, match="4 partitions; partition 4 did not appear"):
             await producer.send("orders", b"", partition=4)
-        with pytest.raises(ValueError, match="4 is the least"):
+        with pytest.raises(ValueError, match="the minimum is 4"):
             producer.set_partitions("orders", 3)
-        with pytest.raises(ValueError, match="1 is the least"):
+        with pytest.raises(ValueError, match=r"the minimum is 1$"):
             producer.set_partitions("new", 0)
         with pytest.raises(InvalidTopicError):
             producer.set_partitions("a b", 1)
@@ -397,7 +397,7 @@ async def test_topic_that_was_sent_to_keeps_its_default_partitions():
         producer.default_partitions = 12
         await producer.send("orders", b"")
 
-        with pytest.raises(ValueError, match="12 is the least"):
+        with pytest.raises(ValueError, match="the minimum is 12"):
             producer.set_partitions("orders", 3)
         producer.set_partitions("others", 3)
 
@@ -411,7 +411,7 @@ async def test_topics_that_nobody_may_create_are_unknown_at_once():
     async with producer:
         await producer.send("orders", b"")
 
-        with pytest.raises(MetadataTimeoutError, match=r"others .*set_partitions\(\) did not name it"):
+        with pytest.raises(MetadataTimeoutError, match=r"others .*set_partitions\(\) was not called for it"):
             await producer.send("others", b"")
 
 

@@ -1,4 +1,4 @@
-"""aiokafka's producer and the names of its errors, on aioproducer: change the imports, keep the code.
+"""aiokafka's producer and the names of its errors, based on aioproducer: change the imports, keep the code.
 
 from aioproducer.compat.aiokafka import AIOKafkaProducer
 from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError

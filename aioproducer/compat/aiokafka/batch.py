@@ -10,11 +10,11 @@ from aioproducer import Headers
 from aioproducer.compat.aiokafka.translation import aiokafka_errors
 
 Serializer = Callable[[Any], Any]
-"""A function of a key or a value. It also receives None, as in aiokafka."""
+"""A function that serializes a key or a value. It is also called for None, as in aiokafka."""
 
 
 class BatchBuilder:
-    """An empty batch from `AIOKafkaProducer.create_batch`, for `send_batch`."""
+    """A batch that `AIOKafkaProducer.create_batch` returns, to be filled and passed to `send_batch`."""
 
     def __init__(
         self, batch: Batch, key_serializer: Serializer | None, value_serializer: Serializer | None
@@ -35,7 +35,7 @@ class BatchBuilder:
             return self._batch.append(key=key, value=value, timestamp=timestamp, headers=headers)
 
     def close(self) -> None:
-        """Let the batch accept no more records."""
+        """Close the batch to further records."""
         self._batch.close()
 
     def closed(self) -> bool:

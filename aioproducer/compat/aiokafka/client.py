@@ -1,4 +1,4 @@
-"""The part of aiokafka's client that programs use by way of `producer.client`: the metadata of the cluster."""
+"""The part of aiokafka's client that programs use through `producer.client`: the metadata of the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BrokerMetadata(NamedTuple):
 
 
 class ClusterMetadata:
-    """The known brokers and topics. It is a view: each call returns the state of that moment."""
+    """The known brokers and topics. Each call returns the current state."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -53,7 +53,7 @@ class ClusterMetadata:
 
 
 class Client:
-    """aiokafka's client, as far as health checks and instrumentation use it."""
+    """The parts of aiokafka's client that health checks and instrumentation use."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -65,7 +65,7 @@ class Client:
             await self._producer.ping()
         except KafkaError:
             return False
-        self._producer._metadata.request_update()  # of the topics in use, soon
+        self._producer._metadata.request_update()  # soon refreshes the topics in use
         return True
 
     async def fetch_all_metadata(self) -> ClusterMetadata:
@@ -78,7 +78,7 @@ class Client:
             raise KafkaConnectionError("no broker answered a request for metadata")
         return self.cluster
 
-    # OpenTelemetry's instrumentation of aiokafka reads these two.
+    # OpenTelemetry's instrumentation of aiokafka reads the following two properties.
 
     @property
     def _bootstrap_servers(self) -> Sequence[str]:

@@ -4,7 +4,7 @@
 
 An error that the compat producer raises is an error of aioproducer, with its fields and its text, and also an instance
 of the classes that aiokafka's producer would have raised in the same situation; translation.py decides which. Names
-that only concern consumers and administration can be imported, but nothing raises them.
+that only concern consumers and administration can be imported, but are never raised.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ __all__ = [
     "for_code",
 ]
 
-# The errors that aioproducer and aiokafka have under one name and with one meaning are imported above. KafkaError is
-# one of them, so `except KafkaError` catches all errors, also those without a counterpart in aiokafka.
+# The errors that have the same name and meaning in aioproducer and aiokafka are imported above. KafkaError is one of
+# them, so `except KafkaError` catches all errors, including those without a counterpart in aiokafka.
 
 
 class _AiokafkaError(KafkaError, RuntimeError):
-    """Base of the classes below: all errors of aiokafka are RuntimeErrors."""
+    """The base of the classes below. All errors of aiokafka are RuntimeErrors."""
 
 
 class ConsumerStoppedError(Exception):
@@ -157,7 +157,7 @@ class NoBrokersAvailable(_AiokafkaError):
 
 
 class NodeNotReadyError(_AiokafkaError):
-    """The broker could not be connected to."""
+    """The client could not connect to the broker."""
 
     retriable = True
 
@@ -169,7 +169,7 @@ class KafkaProtocolError(_AiokafkaError):
 
 
 class CorrelationIdError(KafkaProtocolError):
-    """A broker answered another request than the oldest one."""
+    """A broker answered a request other than the oldest one."""
 
 
 class Cancelled(_AiokafkaError):
@@ -225,13 +225,13 @@ class KafkaTimeoutError(_AiokafkaError):
 
 
 class KafkaConnectionError(_AiokafkaError):
-    """No broker could be connected to, or a connection was lost."""
+    """The client could not connect to any broker, or a connection was lost."""
 
     retriable = True
 
 
 class UnsupportedCodecError(_AiokafkaError):
-    """The compression codec is not available. Not raised here: it is part of the installation."""
+    """The compression codec is not available. Not raised here: every codec is part of the installation."""
 
 
 class KafkaConfigurationError(_AiokafkaError):
@@ -254,7 +254,7 @@ class BrokerResponseError(_AiokafkaError):
     """A broker answered with an error code."""
 
     errno: ClassVar[int | None] = None
-    """Kafka's number of the error."""
+    """Kafka's error code."""
 
 
 class NoError(BrokerResponseError):
@@ -738,5 +738,5 @@ _BY_CODE: dict[int, type[BrokerResponseError]] = {
 
 
 def for_code(error_code: int) -> type[BrokerResponseError]:
-    """Return the class for an error code of Kafka; UnknownError for one that aiokafka does not know."""
+    """Return the class for an error code of Kafka, or UnknownError for a code that aiokafka does not know."""
     return _BY_CODE.get(error_code, UnknownError)

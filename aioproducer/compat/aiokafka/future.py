@@ -15,16 +15,17 @@ from aioproducer.errors import KafkaError
 
 
 class Future:
-    """A future that asyncio accepts like its own; `AIOKafkaProducer.send` returns it.
+    """A future that asyncio accepts as one of its own; `AIOKafkaProducer.send` returns it.
 
-    It reads a Delivery when it is asked, so it costs nothing until then. Cancelling it does not stop the record."""
+    It reads its Delivery only when it is used, so it costs nothing until then. The record is sent even if the future is
+    cancelled."""
 
     __slots__ = ("_delivery", "_is_acknowledged")
 
     def __init__(self, delivery: Delivery, is_acknowledged: bool) -> None:
         self._delivery = delivery
         self._is_acknowledged = is_acknowledged
-        """False with acks=0: aiokafka's result is None then."""
+        """False with acks=0, for which aiokafka's result is None."""
 
     # asyncio recognizes a future by this attribute.
     @property
@@ -63,10 +64,10 @@ class Future:
         return self._delivery.cancel(msg)
 
     def result(self) -> RecordMetadata:
-        """Return where the record is stored; None with acks=0.
+        """Return the metadata of the stored record; None with acks=0.
 
         Raises:
-            KafkaError: the record failed. Its class is one that aiokafka raises.
+            KafkaError: the record failed. The error is an instance of the class that aiokafka would have raised.
         """
         with aiokafka_errors:
             record = self._delivery.result()
@@ -87,7 +88,7 @@ class Future:
         self._delivery.add_done_callback(_Callback(self, callback), context=context)
 
     def remove_done_callback(self, callback: Callable[[Future], object]) -> int:
-        """Undo add_done_callback, and return how many calls were removed."""
+        """Remove a callback that add_done_callback() added. Return the number of removed callbacks."""
         return self._delivery.remove_done_callback(_Callback(self, callback))
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -116,4 +117,4 @@ class _Callback:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Callback) and self._callback == other._callback
 
-    __hash__ = None  # type: ignore[assignment]  # it is only compared
+    __hash__ = None  # type: ignore[assignment]  # callbacks are only compared

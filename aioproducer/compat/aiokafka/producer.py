@@ -1,4 +1,4 @@
-"""AIOKafkaProducer: the calls, results and errors of aiokafka's producer, on an aioproducer.Producer."""
+"""AIOKafkaProducer: the calls, results and errors of aiokafka's producer, based on an aioproducer.Producer."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class AIOKafkaProducer:
         from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
     It takes aiokafka's settings, and those of `aioproducer.Producer`. A setting that is left out has aioproducer's
-    default. Its errors are errors of aioproducer, and also instances of the classes that aiokafka would have raised.
-    docs/from-aiokafka.md lists the differences.
+    default. The errors that it raises are errors of aioproducer, and also instances of the classes that aiokafka would
+    have raised. docs/from-aiokafka.md lists the differences.
 
-    `producer` is the `aioproducer.Producer` behind it, with `health()`, `metrics()`, `send_many()` and the rest.
+    `producer` is the underlying `aioproducer.Producer`, with `health()`, `metrics()`, `send_many()` and the rest.
     """
 
     _make_producer = Producer
-    """Tests may replace it by a double, such as RecordingProducer."""
+    """The class of `producer`. Tests may replace it with a test double, such as RecordingProducer."""
 
     def __init__(self, **settings: Any) -> None:
         try:
             with aiokafka_errors:
                 ours = translated_settings(settings)
-                # The core does not call serializers for None, and calls objects with a `serialize` method differently.
+                # aioproducer does not call serializers for None, and treats objects with `serialize` differently.
                 self._key_serializer = _taken_function(ours, "key_serializer")
                 self._value_serializer = _taken_function(ours, "value_serializer")
                 self.producer = self._make_producer(**ours)
@@ -49,7 +49,7 @@ class AIOKafkaProducer:
 
     @property
     def config(self) -> ProducerConfig:
-        """The effective settings. `print(producer.config)` shows each with its origin, secrets hidden."""
+        """The effective settings. `print(producer.config)` shows each with its origin and hides secrets."""
         return self.producer.config
 
     @property
@@ -71,7 +71,7 @@ class AIOKafkaProducer:
             await self.producer.start()
 
     async def stop(self) -> CloseReport:
-        """Send what is buffered, and close all connections. A second call does nothing."""
+        """Send the buffered records, then close all connections. A second call does nothing."""
         with aiokafka_errors:
             return await self.producer.close()
 
@@ -112,7 +112,7 @@ class AIOKafkaProducer:
             UnknownTopicOrPartitionError: the topic or the partition did not appear within max_block_ms.
             MessageSizeTooLargeError, TypeError: the record is not valid.
             ProducerClosed, IllegalOperation: the producer is stopped, or not in a transaction.
-            Others: what the serializers raise.
+            Others: any exception that a serializer raises.
         """
         key, value = await self._serialized(key, value)
         with aiokafka_errors:
@@ -157,7 +157,7 @@ class AIOKafkaProducer:
             return BatchBuilder(self.producer.create_batch(), self._key_serializer, self._value_serializer)
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Future:
-        """Send a batch from `create_batch`. The future has the metadata of its first record.
+        """Send a batch from `create_batch`. The future returns the metadata of the first record.
 
         Raises:
             The errors of `send`.
@@ -179,7 +179,7 @@ class AIOKafkaProducer:
     # ------------------------------------------------------------------------------------------ transactions
 
     def transaction(self) -> TransactionContext:
-        """Return a transaction for `async with`: committed at the end, aborted if an exception leaves the block."""
+        """Return a transaction for `async with`. It is committed at the end of the block, or aborted if that raises."""
         return TransactionContext(self.producer)
 
     async def begin_transaction(self) -> None:
@@ -192,18 +192,18 @@ class AIOKafkaProducer:
             await self.producer.begin_transaction()
 
     async def commit_transaction(self) -> None:
-        """Send what is buffered, and commit.
+        """Send the buffered records, then commit the transaction.
 
         Raises:
             ProducerFenced: another producer uses the transactional id.
             IllegalOperation: no transaction is open.
-            KafkaError: a record failed; its class is that of the record's error, too. Call abort_transaction().
+            KafkaError: a record failed; the error also has the class of the record's error. Call abort_transaction().
         """
         with aiokafka_errors:
             await self.producer.commit_transaction()
 
     async def abort_transaction(self) -> None:
-        """Drop what is buffered, and abort.
+        """Drop the buffered records, and abort the transaction.
 
         Raises:
             ProducerFenced: another producer uses the transactional id.
@@ -218,7 +218,7 @@ class AIOKafkaProducer:
         """Commit a consumer's offsets with the transaction.
 
         Args:
-            offsets: {TopicPartition: offset}, also of aiokafka's classes.
+            offsets: {TopicPartition: offset}; the classes may also be aiokafka's.
             group_id: the group's id, or its ConsumerGroupMetadata.
 
         Raises:
@@ -230,7 +230,7 @@ class AIOKafkaProducer:
 
 
 class TransactionContext:
-    """One transaction, from `AIOKafkaProducer.transaction`."""
+    """One transaction, as returned by `AIOKafkaProducer.transaction`."""
 
     def __init__(self, producer: Producer) -> None:
         self._scope = producer.transaction()
@@ -251,7 +251,7 @@ class TransactionContext:
 
 
 def _taken_function(settings: dict[str, Any], name: str) -> Serializer | None:
-    """Take a serializer that is a function out of the settings. An object with `serialize` stays there."""
+    """Remove a serializer from the settings and return it, unless it is an object with a `serialize` method."""
     serializer = settings.get(name)
     if not callable(serializer) or hasattr(serializer, "serialize"):
         return None

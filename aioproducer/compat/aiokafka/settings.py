@@ -1,4 +1,4 @@
-"""aiokafka's settings -> aioproducer's. Both have the same names; these are the rules for the values that differ."""
+"""Translates aiokafka's settings into aioproducer's. The names are the same, but some values have to change."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _WITHOUT_EFFECT = {
     "api_version": "versions are negotiated with each broker",
 }
 _DEFAULT_MECHANISM, _DEFAULT_SERVICE = "PLAIN", "kafka"
-"""aiokafka's."""
+"""aiokafka's defaults for sasl_mechanism and sasl_kerberos_service_name."""
 _DEFAULT_LINGER_MS = 5
-"""aioproducer's."""
+"""aioproducer's default for linger_ms."""
 
 
 def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords of aioproducer.Producer for keywords of aiokafka's producer.
+    """Translate keyword arguments of aiokafka's producer into those of aioproducer.Producer.
 
-    Settings of aioproducer that aiokafka does not have are passed on unchanged. Where a setting was left out,
+    Settings of aioproducer that aiokafka does not have are passed on unchanged. If a setting was left out,
     aioproducer's default applies: acks="all" with idempotence, a linger of 5 ms, larger batches.
     """
     settings = {name: value for name, value in given.items() if not _is_left_out(name, value)}
@@ -30,22 +30,22 @@ def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_left_out(name: str, value: object) -> bool:
-    """Return whether the value means that the setting was not given, as wrappers pass it on."""
+    """Return whether the value stands for a setting that was not given; wrappers pass on such values."""
     if type(value) is object:
-        return True  # the marker that aiokafka has as its default of acks
-    return value is None and name != "connections_max_idle_ms"  # there, None means never
+        return True  # aiokafka's default for acks is such a marker
+    return value is None and name != "connections_max_idle_ms"  # for this setting, None means never
 
 
 def _drop_what_has_no_effect(settings: dict[str, Any]) -> None:
     for name, why in _WITHOUT_EFFECT.items():
         value = settings.pop(name, None)
         if value is not None and value != "auto":
-            # Its category is aiokafka's own for these settings. The level is the call of AIOKafkaProducer().
+            # aiokafka uses the same category for these settings. Level 4 is the caller of AIOKafkaProducer().
             warnings.warn(f"{name} is ignored: {why}; leave it out", DeprecationWarning, stacklevel=4)
 
 
 def _settle_idempotence(settings: dict[str, Any]) -> None:
-    """Let False, aiokafka's default, yield to a transactional id, and acks=0 or 1 turn idempotence off."""
+    """Let a transactional id override enable_idempotence=False, aiokafka's default. Let acks=0 or 1 disable it."""
     if "transactional_id" in settings:
         if not settings.get("enable_idempotence", True):
             del settings["enable_idempotence"]
@@ -54,7 +54,7 @@ def _settle_idempotence(settings: dict[str, Any]) -> None:
 
 
 def _settle_sasl(settings: dict[str, Any]) -> None:
-    """Apply or drop aiokafka's defaults, which aioproducer rejects where they are not used."""
+    """Apply aiokafka's defaults, or drop them where they are not used and aioproducer would reject them."""
     mechanism = settings.get("sasl_mechanism", _DEFAULT_MECHANISM)
     if str(settings.get("security_protocol", "")).startswith("SASL_"):
         settings["sasl_mechanism"] = mechanism
@@ -65,7 +65,7 @@ def _settle_sasl(settings: dict[str, Any]) -> None:
 
 
 def _settle_timeouts(settings: dict[str, Any]) -> None:
-    """Let request_timeout_ms also limit what it limits in aiokafka: `send`, and a record without idempotence."""
+    """Let request_timeout_ms also limit `send`, and without idempotence the delivery of a record, as in aiokafka."""
     timeout, linger = settings.get("request_timeout_ms"), settings.get("linger_ms", _DEFAULT_LINGER_MS)
     if not isinstance(timeout, int | float) or not isinstance(linger, int | float):
         return  # left out, or rejected by aioproducer

@@ -20,7 +20,7 @@ class RecordMetadata(NamedTuple):
     """None if the broker no longer knew the offset of a repeated record."""
     timestamp: int
     timestamp_type: int
-    """0: the time of the producer, 1: that of the broker."""
+    """0 for the time of the producer, 1 for the time of the broker."""
     log_start_offset: int
 
     @classmethod

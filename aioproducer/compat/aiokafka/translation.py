@@ -1,8 +1,8 @@
-"""Makes errors of aioproducer instances of the classes that aiokafka would have raised in the same situation.
+"""Makes each error of aioproducer also an instance of the classes that aiokafka would have raised.
 
-`except` looks at the classes that an exception inherits from, so an error gets a class that inherits from both. Such a
-class is created for each combination when it is needed first. The error stays the same object, with its text, fields
-and traceback."""
+`except` checks the classes that an exception inherits from, so an error gets a class that inherits from its own class
+and from aiokafka's. The class for a combination is created when it is first needed. The error stays the same object,
+with its text, fields and traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES: dict[type[ours.KafkaError], tuple[type[Exception], ...]] = {
         theirs.AuthenticationMethodNotSupported,
         theirs.AuthenticationFailedError,
     ),
-    # aiokafka's start() raises KafkaConnectionError for every reason, and logs the reason.
+    # aiokafka's start() raises KafkaConnectionError whatever the reason, and logs the reason.
     ours.AuthenticationError: (
         theirs.KafkaConnectionError,
         theirs.AuthenticationFailedError,
@@ -43,10 +43,10 @@ _NAMES: dict[type[ours.KafkaError], tuple[type[Exception], ...]] = {
     ours.ProtocolError: (theirs.KafkaProtocolError,),
     ours.UnsupportedVersionError: (theirs.UnsupportedVersionError, theirs.IncompatibleBrokerVersion),
 }
-"""aiokafka's classes for each class of ours and those below it, unless they have an entry of their own.
+"""aiokafka's classes for each of our classes and its subclasses, except subclasses with an entry of their own.
 
-KafkaTimeoutError is not here for a delivery that timed out: aiokafka raises it only for records that were not buffered,
-so code that catches it may send the record again without the risk of a duplicate."""
+A delivery that timed out is not a KafkaTimeoutError: aiokafka raises that error only for records that were not
+buffered, so code that catches it may send the record again without the risk of a duplicate."""
 
 _ALSO_FENCED = frozenset({47, 90})  # INVALID_PRODUCER_EPOCH and PRODUCER_FENCED
 _NO_LEADER = (theirs.LeaderNotAvailableError, theirs.NotLeaderForPartitionError)
@@ -55,9 +55,9 @@ _NOT_BYTES = frozenset({"value", "key", "headers"})
 
 
 class AiokafkaErrors:
-    """A `with` block from which errors leave as instances of aiokafka's classes too.
+    """A context manager that translates the errors that leave its block.
 
-    A serializer's exception leaves it as it was raised, like in aiokafka."""
+    A serializer's exception leaves the block as it was raised, as in aiokafka."""
 
     def __enter__(self) -> None:
         pass
@@ -75,17 +75,20 @@ class AiokafkaErrors:
 
 
 aiokafka_errors = AiokafkaErrors()
-"""It has no state, so one serves all."""
+"""The only instance that is needed, because it has no state."""
 
 
 def translate(error: ours.KafkaError) -> Exception:
-    """Return the error as an instance of aiokafka's classes too; of a failed serializer, return its own exception."""
+    """Make the error an instance of aiokafka's classes, too, and return it.
+
+    If the error says that a serializer failed, return the serializer's own exception instead.
+    """
     if isinstance(error, ours.SerializationError) and isinstance(error.__cause__, Exception):
         cause, error.__cause__ = error.__cause__, None  # the error becomes the context of its cause
         return cause
     if not isinstance(error, _Translated):
         names = tuple(dict.fromkeys(_names_of(error)))
-        # A class cannot come before a class that is derived from it.
+        # Drop each class that has a subclass among the names: a class must not precede its subclass as a base.
         names = tuple(
             name
             for name in names
@@ -117,7 +120,7 @@ def _names_of(error: BaseException) -> Iterator[type[Exception]]:
 
 
 def _names_of_causes(error: ours.DeliveryError | ours.TransactionError) -> Iterator[type[Exception]]:
-    """Yield the classes for what made a delivery or a transaction fail: aiokafka raises the last error itself."""
+    """Yield aiokafka's classes for the cause of a failed delivery or transaction: aiokafka raises the cause itself."""
     found = False
     for cause in (getattr(error, "last_error", None), error.__cause__):
         if cause is not None:
@@ -132,22 +135,22 @@ def _names_of_causes(error: ours.DeliveryError | ours.TransactionError) -> Itera
 
 
 class _Translated(ours.KafkaError):
-    """Base of the classes that inherit from one of ours and from some of aiokafka's."""
+    """The base of the classes that inherit from one of our classes and from some of aiokafka's."""
 
     _ours: ClassVar[type[ours.KafkaError]]
     _theirs: ClassVar[tuple[type[Exception], ...]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The class has no name under which it could be imported.
+        # The class cannot be imported by its name.
         return _rebuild, (self._ours, self._theirs, self.message, self._facts)
 
 
 _CLASSES: dict[tuple[type[Exception], ...], type[ours.KafkaError]] = {}
-"""The classes that were created so far, by what they inherit from."""
+"""The classes that were created so far, keyed by the classes that they inherit from."""
 
 
 def _class_of(kind: type[ours.KafkaError], names: tuple[type[Exception], ...]) -> type[ours.KafkaError]:
-    """Return a class that inherits from all of them. It has the name of aiokafka's first one."""
+    """Return a class that inherits from `kind` and all `names`. It has the name of the first of aiokafka's classes."""
     if (kind, *names) in _CLASSES:
         return _CLASSES[kind, *names]
     # Built-in exceptions come last: their __init__ takes no keyword arguments.

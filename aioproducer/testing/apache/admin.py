@@ -23,9 +23,9 @@ from aioproducer.testing.apache.jars import ApacheKafkaError
 from aioproducer.testing.apache.listeners import CLIENT
 
 _ANSWER_WAIT = 5.0
-"""Seconds for one answer: a paused broker accepts connections and does not answer."""
+"""Seconds to wait for an answer: a paused broker accepts connections but does not answer."""
 _CREATE_WAIT = 30.0
-"""Seconds that the controller may take for a new topic."""
+"""Seconds that the controller may take to create a topic."""
 
 # Supported by every broker since Kafka 2.4.
 _METADATA_VERSION = 9
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Message)
 
 
 async def knows(broker: ApacheBroker, expected: Collection[int]) -> bool:
-    """Return whether a broker, which may be starting, accepts clients and sees all the `expected` ids as alive."""
+    """Return whether a broker, which may be starting, accepts clients and sees all brokers in `expected` as alive."""
     try:
         if not (await registered(broker.internal_port)).issuperset(expected):
             return False

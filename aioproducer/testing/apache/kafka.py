@@ -44,8 +44,8 @@ _POLL = 0.05
 """Seconds between two requests to a broker that is not ready yet."""
 
 _QUORUM_WAIT = 10.0
-"""Seconds that a broker has to shut down without a quorum of controllers. The last of several controllers that shut
-down together takes 5 s. A broker that still has to hand over its leaderships would wait for minutes."""
+"""Seconds after which a broker that shuts down without a quorum of controllers is killed. When several controllers
+shut down together, the last one takes 5 s. A broker that still has leaderships to hand over would wait for minutes."""
 
 _logger = logging.getLogger("aioproducer.testing")
 
@@ -69,13 +69,13 @@ class ApacheKafka:
             controllers: as long as more than half of those are up, new leaders are elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
         config: Broker settings under Kafka's names, for all brokers. They take precedence over the generated ones.
-        listeners: The listeners that clients connect to: a mapping of names to settings, one of which must be
-            "security.protocol"; the broker reads the others as
-            `listener.name.<name>.<setting>`, e.g. {"CLIENT": {"security.protocol": "SASL_PLAINTEXT",
-            "sasl.enabled.mechanisms": "PLAIN", "plain.sasl.jaas.config": "..."}}. CLIENT always exists, in plain text
-            unless it is declared, and `ports`, `advertised` and `bootstrap_servers` refer to it; the others get ports
-            of their own. The brokers' own listeners, INTERNAL and CONTROLLER, use plain text: with an authorizer,
-            "super.users" in `config` must name "User:ANONYMOUS".
+        listeners: The listeners that clients connect to: a mapping of names to settings, e.g.
+            {"CLIENT": {"security.protocol": "SASL_PLAINTEXT", "sasl.enabled.mechanisms": "PLAIN",
+            "plain.sasl.jaas.config": "..."}}. Each listener needs "security.protocol"; the broker reads the other
+            settings as `listener.name.<name>.<setting>`. CLIENT always exists, in plain text unless you declare it;
+            `ports`, `advertised` and `bootstrap_servers` refer to it. The other listeners get free ports. The
+            brokers' own listeners, INTERNAL and CONTROLLER, use plain text: with an authorizer, "super.users" in
+            `config` must name "User:ANONYMOUS".
         jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" a broker starts faster, but its peak
             speed is lower.
         format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
@@ -92,10 +92,10 @@ class ApacheKafka:
         start_timeout: Seconds within which all brokers must be registered, not counting the first fetch of the jars.
             It also limits `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
 
-    It can be used from several event loops, one after the other. If it fails to start, or the block raises, the logs
-    are kept, and the error names their directory. The end of the block, a cancellation, Ctrl-C, and the end of the
-    interpreter, even a sudden one, all end the processes, and no others. (After a sudden end, only once the processes
-    that it had forked without exec, as multiprocessing does, have ended too.)
+    An ApacheKafka can be used from several event loops, one after the other. If it fails to start, or the block
+    raises, the logs are kept, and the error names their directory. Its processes, and no others, are ended by the end
+    of the block, a cancellation, Ctrl-C, or the end of the interpreter, even a sudden one. (After a sudden end, they
+    live on until all processes have ended that the interpreter had forked without exec, as multiprocessing does.)
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ApacheKafka:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Cancellation and Ctrl-C are not failures of what ran in the block.
+        # A cancellation and Ctrl-C do not mean that the code in the block has failed.
         if not isinstance(exc, Exception):
             self._held.release()
         elif kept := self._held.release_but_logs(self._brokers):
@@ -177,17 +177,18 @@ class ApacheKafka:
 
     @property
     def directory(self) -> Path:
-        """The parent of the brokers' directories `node-<id>` with server.properties, server.log and data."""
+        """The directory that contains `node-<id>` for each broker, with its server.properties, server.log and data."""
         return self._held.directory
 
     async def start(self) -> None:
         """Start the brokers, and return when each of them answers and sees all the others.
 
-        Cancelling ends what was started. `async with` calls this; without it, `stop()` must be called.
+        A cancellation ends the processes that were started. `async with` calls this method; if you call it yourself,
+        you must also call `stop()`.
 
         Raises:
             ApacheKafkaMissingError: the extra `aioproducer[kafka]` is not installed.
-            ApacheKafkaError: a broker ended or was not ready in time; the text contains lines of its log.
+            ApacheKafkaError: a broker ended or was not ready in time; the error text contains lines of its log.
         """
         if self._resources is not None:
             raise RuntimeError("an ApacheKafka can be started only once")
@@ -236,7 +237,7 @@ class ApacheKafka:
         broker.is_paused = False
 
     def pause(self, node_id: int) -> None:
-        """Pause a broker (SIGSTOP): its connections stay open, and it answers nothing."""
+        """Pause a broker (SIGSTOP): its connections stay open, but it does not answer."""
         broker = self._broker(node_id)
         self._process(broker).send_signal(signal.SIGSTOP)
         broker.is_paused = True
@@ -254,18 +255,18 @@ class ApacheKafka:
         is killed after 10 s. If the call is cancelled, the broker continues to shut down.
 
         Raises:
-            ApacheKafkaError: it did not end within start_timeout.
+            ApacheKafkaError: the broker did not end within start_timeout.
         """
         await self._shut_down([self._broker(node_id)])
 
     async def start_broker(self, node_id: int) -> None:
         """Start a broker that was stopped or killed, with its old ports and data; return when it is ready.
 
-        Right after a kill it takes longer, by the rest of broker.session.timeout.ms (4 s unless set), until the
-        controller notices that the old process is gone. If the call is cancelled, the broker continues to start.
+        Right after a kill, this takes longer: the controller notices that the old process is gone only when
+        broker.session.timeout.ms (4 s unless set) has passed. If the call is cancelled, the broker continues to start.
 
         Raises:
-            ApacheKafkaError: it is running, or ended, or was not ready within start_timeout.
+            ApacheKafkaError: the broker is already running, or ended, or was not ready within start_timeout.
         """
         broker = self._broker(node_id)
         if broker.running:
@@ -274,15 +275,15 @@ class ApacheKafka:
             await self._start([broker])
 
     async def restart(self, node_id: int | None = None, *, kill: bool = False) -> None:
-        """Take one broker down, or all of them at once, and start it again with its old ports and data.
+        """Take one broker down, or all of them at once, and start them again with their old ports and data.
 
-        If all are restarted at once, there is no broker at all for a while; brokers that are already down are started
-        too. The last of several controllers to shut down by itself waits 5 s for the others. A broker that can't end
-        because half or more of the controllers are down or paused is killed after 10 s.
+        If all are restarted at once, no broker is up for a while; brokers that are already down are also started.
+        When several controllers shut down by themselves, the last one waits 5 s for the others. A broker that can't
+        end because half or more of the controllers are down or paused is killed after 10 s.
 
         Args:
             node_id: one broker; by default the whole cluster.
-            kill: SIGKILL instead of letting them shut down by themselves.
+            kill: whether to use SIGKILL instead of letting the brokers shut down by themselves.
 
         If the call is cancelled, brokers that are down stay down.
 
@@ -311,8 +312,8 @@ class ApacheKafka:
         They run in `directory`, so relative paths refer to it. Cancelling ends the tool.
 
         Raises:
-            ApacheKafkaError: it exited with a code other than 0, or did not exit within start_timeout; the text ends
-                with its output.
+            ApacheKafkaError: the tool exited with a code other than 0, or did not exit within start_timeout; the error
+                text ends with its output.
         """
         if self._java is None:
             raise RuntimeError("this ApacheKafka was never started")
@@ -330,7 +331,7 @@ class ApacheKafka:
 
         Raises:
             BrokerError: the cluster rejected the request, e.g. with TOPIC_ALREADY_EXISTS.
-            ApacheKafkaError: no broker is up, or it took longer than start_timeout.
+            ApacheKafkaError: no broker is up, or the topic was not ready within start_timeout.
         """
         settings = {key: as_text(value) for key, value in (config or {}).items()}
         answering = self._answering()
@@ -338,14 +339,14 @@ class ApacheKafka:
             port = answering[0].internal_port
             await admin.create_topic(port, name, partitions, replication_factor, settings)
             for broker in answering:
-                # It has to poll, because nothing on this side could set an event.
+                # This has to poll, because nothing in this process learns of the change.
                 while not _complete(  # noqa: ASYNC110
                     await admin.leaders(broker.internal_port, name), partitions
                 ):
                     await asyncio.sleep(_POLL)
 
     async def leader(self, topic: str, partition: int) -> int:
-        """Return the node id of a partition's leader as one of the running brokers sees it; -1 for none.
+        """Return the node id of a partition's leader as one of the running brokers sees it, or -1 if there is none.
 
         Raises:
             ApacheKafkaError: no broker is up, or the topic or the partition does not exist.
@@ -399,7 +400,7 @@ class ApacheKafka:
             broker.write_files(voters, len(self._brokers), self._listeners, self._config)
 
     async def _format(self) -> None:
-        """Write each broker's cluster id and first metadata, unless its data directory has them."""
+        """Write the cluster id and the initial metadata of each broker, unless its data directory contains them."""
         tools = {
             broker: self._run(
                 broker,
@@ -420,7 +421,7 @@ class ApacheKafka:
                 )
 
     async def _start(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Start them, and wait until each of them accepts clients and sees all the others, or one has ended."""
+        """Start the brokers, and wait until each of them accepts clients and sees all the others. Raise if one ends."""
         self._held.ports.before_listening()
         for broker in brokers:
             broker.before_start()
@@ -454,7 +455,7 @@ class ApacheKafka:
                 await self._held.children.wait(process)
 
     async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Wait for brokers to shut down, and kill those that wait for a controller that will not answer."""
+        """Wait for brokers to shut down, and kill them if they wait for controllers that will not answer."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
         while running := [broker for broker in brokers if broker.running]:
@@ -463,7 +464,7 @@ class ApacheKafka:
             elif now() - had_quorum_at > _QUORUM_WAIT:
                 for broker in running:
                     _logger.warning(
-                        "broker %d is killed: it did not shut down within %g s without a quorum of controllers",
+                        "killing broker %d: it did not shut down within %g s, and the controllers have no quorum",
                         broker.id,
                         _QUORUM_WAIT,
                     )

@@ -1,7 +1,7 @@
-"""The listeners of a real broker, which clients connect to in plain text or with TLS and passwords.
+"""The listeners of a real broker, to which clients connect in plain text, or with TLS or SASL.
 
-The brokers use two listeners of their own, INTERNAL and CONTROLLER, without certificates and proxies. Users declare
-the others by name, including CLIENT.
+INTERNAL and CONTROLLER are the brokers' own listeners; they use plain text and bypass all proxies. The other
+listeners, such as CLIENT, are declared by the user.
 """
 
 from __future__ import annotations
@@ -29,19 +29,24 @@ class Listener:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def broker_settings(self) -> dict[str, Setting]:
-        """The settings under the names that the broker reads, with the prefix `listener.name.<name>.` (KIP-103)."""
+        """Return the settings under the broker's names for them, with the prefix `listener.name.<name>.` (KIP-103)."""
         return {f"listener.name.{self.name.lower()}.{key}": value for key, value in self.settings.items()}
 
 
 def declared(listeners: Mapping[str, Mapping[str, Setting]]) -> tuple[Listener, ...]:
-    """Return CLIENT and the other listeners that the user declared. Raises a ValueError that says what is wrong with a
-    declaration."""
+    """Return CLIENT and the other listeners that the user declared.
+
+    Raises:
+        ValueError: a declaration is invalid.
+    """
     found = {CLIENT: Listener(CLIENT)}
     for name, settings in listeners.items():
         if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-            raise ValueError(f"the name of a listener is upper case, such as CLIENT or SECURE, not {name!r}")
+            raise ValueError(
+                f"the name of a listener must be upper case, such as CLIENT or SECURE, not {name!r}"
+            )
         if name in (INTERNAL, CONTROLLER):
-            raise ValueError(f"listener {name} is the brokers' own: give yours another name")
+            raise ValueError(f"listener {name} is reserved for the brokers: give yours another name")
         protocol = settings.get(_PROTOCOL)
         if protocol not in _PROTOCOLS:
             raise ValueError(

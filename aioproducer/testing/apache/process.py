@@ -1,8 +1,8 @@
 """The operating-system processes of one real Kafka, which are started and ended together.
 
-ApacheKafka starts its brokers and tools here. Run as a script, this file is the watchdog: a small process at
-the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the processes that it
-left running. The watchdog imports nothing of this package.
+ApacheKafka uses this module to start its brokers and tools. Run as a script, this file is the watchdog: a small
+process at the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the processes
+that it left running. The watchdog imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pathlib import Path
 _KILL_WAIT = 10.0
 """Seconds within which a killed process must end."""
 _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
-"""Turns into the command after it when it reads a line; ends if its pipe is closed before that."""
+"""A prefix of a command: a shell that waits for a line of input and then becomes the command that follows.
+
+The shell ends if its input is closed before that."""
 _POLL = 0.02
 """Seconds between two polls of a process."""
 
@@ -29,16 +31,15 @@ class ChildProcesses:
     """Child processes that never outlive this one.
 
     They are plain `subprocess` children and belong to no event loop: one loop can start them, and another one can end
-    them.
-    They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
+    them. They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
 
-    However this process ends, SIGKILL included, the watchdog sees the end of their pipe and ends the children.
+    However this process ends, even by SIGKILL, its pipe to the watchdog closes, and the watchdog kills the children.
     There are two exceptions. A fork of this process that never called exec keeps the pipe open until it also ends.
     If the watchdog is killed, the children can outlive this process.
     """
 
     def __init__(self, scratch: Path | None = None) -> None:
-        """`scratch`: a directory that the watchdog removes if this process dies without `end()`."""
+        """Start the watchdog. It removes the directory `scratch` if this process dies before it calls `end()`."""
         self._owner = os.getpid()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._watchdog = subprocess.Popen(
@@ -51,7 +52,7 @@ class ChildProcesses:
 
     @property
     def are_ours(self) -> bool:
-        """False in a fork of the process that started them."""
+        """True in the process that started the children, False in its forks."""
         return os.getpid() == self._owner
 
     def spawn(
@@ -63,7 +64,7 @@ class ChildProcesses:
         output: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start `command` in `directory`; all that it prints is appended to the file `log`.
+        """Start `command` in `directory`, and append its output to the file `log`.
 
         With `output`, only stderr is appended to `log`, and stdout is written to `output`.
         """
@@ -78,14 +79,14 @@ class ChildProcesses:
                 start_new_session=True,
             )
         self._running[process.pid] = process
-        # It runs only after the watchdog knows about it, because this process can die between any two lines.
+        # The command runs only after the watchdog knows its pid, because this process can die at any moment.
         self._tell(f"+{process.pid}")
         _say(process, "go")
         return process
 
     async def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the end of `process` and return its exit code. Cancelling leaves the process running."""
-        # It polls, because a child watcher would belong to one event loop, and the child does not.
+        # This polls, because a child watcher would belong to one event loop, but the child does not.
         while (code := process.poll()) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self._forget(process)
@@ -105,18 +106,18 @@ class ChildProcesses:
             self.kill(process)
 
     def end(self) -> None:
-        """Kill the processes that are still running and end the watchdog, which then leaves the scratch directory."""
+        """Kill the processes that are still running and end the watchdog, which then keeps the scratch directory."""
         self.kill_all()
         _say(self._watchdog, "done")
         self._watchdog.wait(_KILL_WAIT)
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        # Its end has been noticed, so the system may soon reuse its pid.
+        # The process has been waited for, so the system may reuse its pid.
         if self._running.pop(process.pid, None) is not None:
             self._tell(f"-{process.pid}")
 
     def _tell(self, line: str) -> None:
-        # A watchdog that was killed no longer protects anything, but a test need not fail because of it.
+        # If the watchdog was killed, the children are no longer protected, but that need not fail a test.
         with contextlib.suppress(OSError, ValueError):
             assert self._watchdog.stdin is not None
             self._watchdog.stdin.write(f"{line}\n".encode())
@@ -133,8 +134,8 @@ def _say(process: subprocess.Popen[bytes], last_word: str) -> None:
 
 
 def watch(lines: Iterable[str], scratch: str | None) -> None:
-    """Run the watchdog: follow `+pid` and `-pid`; at the end of the pipe, kill the rest unless `done` was read."""
-    # A file descriptor identifies this very process, even after its pid has been reused.
+    """Run the watchdog: read `+pid`, `-pid` or `done`. If the input ends without `done`, kill the rest."""
+    # A pidfd identifies its process even after the pid has been reused.
     held: dict[int, int | None] = {}
     for line in lines:
         order = line.strip()
@@ -158,7 +159,7 @@ def watch(lines: Iterable[str], scratch: str | None) -> None:
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not Linux, or an old version of it
+    except (AttributeError, OSError):  # not Linux, or an old kernel
         return None
 
 

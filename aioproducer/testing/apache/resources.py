@@ -1,4 +1,4 @@
-"""The resources that one real Kafka must release in any case: processes, ports, a directory."""
+"""The resources of one ApacheKafka that must be released in any case: processes, ports and a directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aioproducer.testing.apache.process import ChildProcesses
 
 
 class Resources:
-    """Resources held from start to stop. Their release awaits nothing, so that a cancellation can't interrupt it."""
+    """Resources held from start to stop. Releasing them awaits nothing, so a cancellation can't interrupt it."""
 
     def __init__(self, chosen_directory: Path | None) -> None:
         self._is_temporary = chosen_directory is None
@@ -36,7 +36,7 @@ class Resources:
         return self._count
 
     def cluster_id(self) -> str:
-        """The cluster id, the same for all brokers whose data is in this directory, now or later."""
+        """Return the cluster id, which is the same for all brokers with data in this directory, now or later."""
         file = self.directory / "cluster-id"
         if not file.exists():
             file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
@@ -49,7 +49,10 @@ class Resources:
                 self._discard_directory()
 
     def release_but_logs(self, brokers: Sequence[ApacheBroker]) -> str | None:
-        """Release everything except configuration and logs; return a sentence that names their directory, if any."""
+        """Release everything except configuration and logs. Return a sentence that names the directory of the logs.
+
+        Without logs, release everything and return None.
+        """
         with self._ending() as is_ours:
             if is_ours:
                 for broker in brokers if self._is_temporary else ():
@@ -65,8 +68,8 @@ class Resources:
     def _ending(self) -> Iterator[bool]:
         """End the processes before the block, and the watchdog after it.
 
-        The value of the block is False if that was done before, or if another process has to do it. Ctrl-C may end
-        the block too early: then the watchdog lives on and removes the directory when this process ends.
+        Yields False if this was already done, or if another process has to do it. If Ctrl-C interrupts the block, the
+        watchdog lives on and removes the temporary directory when this process ends.
         """
         if self._is_released or not self.children.are_ours:
             yield False

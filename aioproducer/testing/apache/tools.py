@@ -11,13 +11,13 @@ from aioproducer.testing.apache.resources import Resources
 LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Arguments for a JVM that has little to do and should start quickly."""
 _UTF8 = ("-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8")
-"""Fixes the encoding of the output, whatever the machine's language; the second is for Java 17."""
+"""Arguments that make the output UTF-8 in every locale; the second one is for Java 17."""
 
 
 async def run_tool(
     java: JavaRuntime, held: Resources, main_class: str, arguments: Sequence[str], timeout: float
 ) -> str:
-    """Return the tool's output on stdout. See ApacheKafka.run_tool."""
+    """Run a tool and return its output on stdout. See ApacheKafka.run_tool."""
     number = held.next_number()
     output, errors = (held.directory / f"tool-{number}.{kind}" for kind in ("out", "log"))
     scratch = held.directory / "tmp"
@@ -33,7 +33,7 @@ async def run_tool(
         held.children.kill(process)  # has no effect if it has ended
     if exit_code != 0:
         how = f"did not end in {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
-        # The error stands above the long usage text.
+        # 100 lines, because a tool prints its long usage text after the error.
         raise ApacheKafkaError(f"{main_class} {how}:\n{tail(output)}\n{tail(errors, lines=100)}")
     printed = output.read_text("utf-8", errors="replace")
     output.unlink()

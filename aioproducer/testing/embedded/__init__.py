@@ -1,1 +1,1 @@
-"""The cluster within this process."""
+"""EmbeddedCluster: a Kafka cluster inside the process of a test."""

@@ -1,7 +1,7 @@
 """A scripted authorizer, which the handlers call where Kafka's brokers check ACLs.
 
 Everything that no rule denies is allowed. As with Kafka's ACLs, denying WRITE does not deny DESCRIBE, and a rule
-for "*" covers every name. This module does not depend on the format of requests.
+for "*" covers every name. This module does not depend on the formats of requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANONYMOUS = "User:ANONYMOUS"
 """The principal of a connection that has not authenticated."""
 
 CLUSTER_NAME = "kafka-cluster"
-"""The name of the only cluster in ACLs."""
+"""The name by which ACLs refer to the cluster."""
 
 WILDCARD = "*"
 
@@ -61,7 +61,7 @@ class Denial(NamedTuple):
     principal: str | None
 
     def covers(self, principal: str, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """True if the rule applies to this operation."""
+        """Return True if the rule applies to this operation."""
         return (
             self.operation in (operation, Operation.ALL)
             and self.resource_type is resource_type
@@ -71,7 +71,7 @@ class Denial(NamedTuple):
 
 
 class Authorizer:
-    """The rules of a cluster. A change is effective from the next request on."""
+    """The rules of a cluster. A change takes effect with the next request."""
 
     def __init__(self) -> None:
         self._denials: list[Denial] = []
@@ -86,22 +86,22 @@ class Authorizer:
         cluster: bool = False,
         principal: str | None = None,
     ) -> Denial:
-        """Let brokers reject an operation.
+        """Make the brokers reject an operation.
 
         Args:
-            operation: The operation to deny: `Operation.WRITE`, or `Operation.ALL`.
-            topic: The topic; "*" is every topic.
+            operation: The operation to deny, such as `Operation.WRITE`; `Operation.ALL` covers all.
+            topic: The topic; "*" means every topic.
             transactional_id: The transactional id, or "*".
             group: The consumer group, or "*".
-            cluster: Deny it for the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (of topics).
-            principal: The principal to which it is denied, "User:alice"; None: all of them. A connection without
-                authentication has the principal "User:ANONYMOUS".
+            cluster: Deny it on the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (of topics).
+            principal: The principal that is denied the operation, such as "User:alice"; None: all principals. A
+                connection without authentication has the principal "User:ANONYMOUS".
 
         Returns:
             The rule, for `withdraw`.
 
         Raises:
-            ValueError: not exactly one resource is named, or the principal does not have Kafka's form.
+            ValueError: not exactly one resource is named, or the principal has no type such as User.
         """
         named = {
             ResourceType.TOPIC: topic,
@@ -119,7 +119,7 @@ class Authorizer:
         return denial
 
     def withdraw(self, denial: Denial) -> None:
-        """Remove a rule that `deny` returned. Raises ValueError if it is not there."""
+        """Remove a rule that `deny` returned. Raises ValueError if the rule is not in effect."""
         self._denials.remove(denial)
 
     def clear(self) -> None:
@@ -129,7 +129,7 @@ class Authorizer:
     def refusal(
         self, principal: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> ErrorCode | None:
-        """Return the error if this principal is not allowed to do this; None if it is."""
+        """Return the error if this principal is denied the operation; None if it is allowed."""
         denied = any(rule.covers(principal, operation, resource_type, name) for rule in self._denials)
         return _ERRORS[resource_type] if denied else None
 
@@ -146,7 +146,7 @@ def producer_id_refusal(context: RequestContext, transactional_id: str | None) -
     refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
     if refusal is None or context.release.idempotence_needs_cluster_acl:
         return refusal
-    # authorizeByResourceType: only a rule for every topic leaves no topic to write to.
+    # As in Kafka's authorizeByResourceType, only a rule for "*" denies the client WRITE on all topics.
     return refusal if context.denied(Operation.WRITE, ResourceType.TOPIC, WILDCARD) else None
 
 
@@ -160,10 +160,10 @@ def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
 def added_partition_refusals(
     context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Return the response to AddPartitionsToTxn if one of its partitions can't be added; then none of them is added.
+    """Return the errors of an AddPartitionsToTxn request; if one partition can't be added, none is.
 
-    TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION for those, OPERATION_NOT_ATTEMPTED for the rest.
-    Empty if all of them can be added.
+    Partitions that can't be added get TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION, the others
+    OPERATION_NOT_ATTEMPTED. The result is empty if all partitions can be added.
     """
     found: dict[tuple[str, int], ErrorCode] = {}
     for topic, partitions in topics.items():

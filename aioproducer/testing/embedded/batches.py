@@ -1,7 +1,7 @@
 """Record batches that brokers write themselves: transaction markers, and the records of internal topics.
 
-They are uncompressed and small. Clients' batches are never encoded here; their layout is in
-aioproducer.protocol.recordbatch.
+These batches are small and uncompressed. This module never encodes batches of clients; aioproducer.protocol.recordbatch
+describes the layout of batches.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
     def key(self) -> bytes:
-        """The key of the control record."""
+        """Return the key of the control record."""
         return _CONTROL_KEY.pack(_CONTROL_VERSION, _COMMIT if self.commit else _ABORT)
 
     def value(self) -> bytes:
-        """The value of the control record."""
+        """Return the value of the control record."""
         return _CONTROL_VALUE.pack(_CONTROL_VERSION, self.coordinator_epoch)
 
 
@@ -63,7 +63,7 @@ def read_marker(record: Record) -> Marker:
 
 
 def marker_batch(producer_id: int, producer_epoch: int, marker: Marker, now_ms: int) -> bytes:
-    """The control batch that ends a transaction in a log."""
+    """Return the control batch that ends a transaction in a log."""
     return encode_batch(
         [(marker.key(), marker.value())],
         now_ms,
@@ -109,5 +109,5 @@ def encode_batch(
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a number in the format of records: zigzag, so that small negative numbers are short."""
+    """Append a number in the zigzag format of records, in which small negative numbers are short."""
     write_uvarint(out, (value << 1) ^ (value >> 63))

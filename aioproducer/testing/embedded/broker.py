@@ -1,7 +1,7 @@
-"""One broker: a listening socket, and for each connection a task that serves one request after the other.
+"""One broker: a listening socket, and for each connection a task that serves one request after another.
 
 The next request is read when the response to the last one has been sent, so pipelined requests are served in order.
-Owned by EmbeddedCluster. The handlers process the requests; this module is about connections.
+EmbeddedCluster owns the brokers. The handlers process the requests; this module manages the connections.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
 """Kafka's default for the largest request."""
 
 _READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being served
-_ANOTHERS = 1_000_000  # added to a correlation id, yields an id that no recent request has
+_ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent request has
 
 
 class BrokerState(Enum):
@@ -81,10 +81,10 @@ class EmbeddedBroker:
         self.node_id = node_id
         self.host = host
         self.port = port
-        """0 until the first start if the system chooses the port."""
+        """The port; 0 until the first start if the system chooses it."""
         self.release = release
         self.is_fenced = False
-        """The controller has fenced the broker; it rejoins the cluster when it thaws."""
+        """True if the controller has fenced the broker, which then rejoins the cluster when it thaws."""
         self._cluster = cluster
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
@@ -105,7 +105,7 @@ class EmbeddedBroker:
 
     @property
     def is_frozen(self) -> bool:
-        """True if it reads and answers nothing."""
+        """True if the broker is frozen: it reads and answers nothing."""
         return self._state is BrokerState.FROZEN
 
     @property
@@ -115,7 +115,7 @@ class EmbeddedBroker:
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open now."""
+        """The number of open connections."""
         return len(self._connections)
 
     def _move(self, to: BrokerState) -> None:
@@ -127,15 +127,15 @@ class EmbeddedBroker:
         return RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
 
     async def start(self) -> None:
-        """Listen. A broker that was stopped takes its old port again. Raises OSError if the port is in use."""
+        """Start to listen. A broker that was stopped uses its old port again. Raises OSError if the port is in use."""
         if self._state is BrokerState.STOPPED:
             await self.wait_stopped()
         self._move(BrokerState.STARTING)
         self._thawed = asyncio.Event()  # The event loop may have changed since the last start.
         self._thawed.set()
         try:
-            # In two steps: if start_server were cancelled while it begins to serve, it would lose its socket.
-            await asyncio.sleep(0)  # with a socket of its own, start_server does not wait for anything
+            # Two steps: if start_server were cancelled while it begins to serve, it would lose its socket.
+            await asyncio.sleep(0)  # if it is given a socket, start_server does not yield to the loop
             self._listener = listener.listen(asyncio.get_running_loop(), self.host, self.port)
             place = (
                 {"host": self.host, "port": self.port} if self._listener is None else {"sock": self._listener}
@@ -153,7 +153,7 @@ class EmbeddedBroker:
             raise
 
     def halt(self) -> None:
-        """Close the port and cut every connection, whatever is in progress on it. Call `wait_stopped` next."""
+        """Close the port and cut every connection, even in the middle of a request. Call `wait_stopped` next."""
         self._move(BrokerState.STOPPED)
         self._cancel_timers()
         self.is_fenced = False
@@ -163,10 +163,10 @@ class EmbeddedBroker:
         self._thawed.set()
 
     async def wait_stopped(self) -> None:
-        """After `halt`: wait until no task or socket remains."""
+        """Wait until no task or socket remains after `halt`."""
         if self._server is None:
             return
-        # A socket that the loop has already accepted reaches _accept(), which rejects it, a few turns later.
+        # A connection that the loop has already accepted reaches _accept() a few turns later and is rejected there.
         for _ in range(3):
             await asyncio.sleep(0)
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -193,7 +193,7 @@ class EmbeddedBroker:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
 
     def while_frozen(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        """Call `callback` after so many seconds, unless the broker thaws or stops before; after math.inf never."""
+        """Call `callback` after this many seconds, unless the broker thaws or stops first; never if it is math.inf."""
         if math.isfinite(seconds):
             loop = asyncio.get_running_loop()
             self._timers.append(loop.call_later(seconds, callback, *arguments))
@@ -205,15 +205,15 @@ class EmbeddedBroker:
 
     @property
     def is_running(self) -> bool:
-        """True if it is neither stopped nor frozen."""
+        """True if the broker has started and is neither stopped nor frozen."""
         return self._state is BrokerState.RUNNING
 
     async def thawed(self) -> None:
-        """Wait until it is no longer frozen, because it thawed or because it stopped."""
+        """Wait until the broker is no longer frozen: it has thawed or stopped."""
         await self._thawed.wait()
 
     def thaw(self) -> None:
-        """Continue where `freeze` stopped."""
+        """Continue to serve the connections after `freeze`."""
         if not self.is_frozen:
             raise self._impossible(BrokerState.RUNNING)
         self._move(BrokerState.RUNNING)
@@ -249,7 +249,7 @@ class EmbeddedBroker:
         try:
             security = self._cluster.security
             if self._tls is not None:
-                # Here and not in the server, so that a connection can be cut from its beginning.
+                # The handshake is done here, not by the server, so that a connection can be cut from its beginning.
                 await self._thawed.wait()
                 assert isinstance(reader, asyncio.StreamReader)
                 assert isinstance(writer, asyncio.StreamWriter)
@@ -267,7 +267,7 @@ class EmbeddedBroker:
             logger.error("broker %d closes a connection: %s", self.node_id, error)
             self._cluster.failures.append(error)
         except Exception as error:
-            logger.exception("broker %d: a bug of the embedded broker", self.node_id)
+            logger.exception("broker %d: a bug in the embedded broker", self.node_id)
             self._cluster.failures.append(error)
         finally:
             writer.close()
@@ -316,7 +316,7 @@ class EmbeddedBroker:
         if response is not None:
             await self._write(writer, header, response, faults, throttle_ms)
         if throttle_ms:
-            # KIP-219: the response is sent immediately; then the broker ignores the connection for that long.
+            # KIP-219: the response is sent immediately; then the broker ignores the connection for the throttle time.
             await asyncio.sleep(throttle_ms / 1000)
 
     async def _read_frame(self, reader: Reader) -> bytes:
@@ -326,15 +326,15 @@ class EmbeddedBroker:
         return frame
 
     def _decode(self, frame: bytes) -> tuple[RequestHeader, Message | None]:
-        """Decode the request; None for an ApiVersions request that is newer than this broker."""
+        """Decode a request. The message is None for an ApiVersions request that is too new for this broker."""
         header = decode_request_header(frame)
-        served = self.release.versions.get(header.api_key)  # type: ignore[call-overload]  # maybe no ApiKey
+        served = self.release.versions.get(header.api_key)  # type: ignore[call-overload]  # may not be an ApiKey
         if served is not None and served.min <= header.version <= served.max:
             return decode_request(frame, ignore_rest=True)
         if header.api_key == ApiKey.API_VERSIONS and self.release.refuses_newer_api_versions:
             return header, None
         raise UnsupportedVersionError(
-            f"request of API key {header.api_key} version {header.version}, served are {served or 'none'}"
+            f"API key {header.api_key} version {header.version} is not supported; supported are {served or 'none'}"
         )
 
     async def _write(

@@ -34,14 +34,14 @@ _BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SAS
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
-"""Seconds; a connection that re-authenticates sooner is rejected (KafkaChannel)."""
+"""The minimum time in seconds between two authentications of a connection; earlier ones are rejected (KafkaChannel)."""
 
 LATEST_EXPIRY = 2.0**53
-"""Seconds since 1970; an "exp" beyond it, such as Infinity, makes a token invalid."""
+"""The limit for the "exp" of a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
 
 
 class AuthenticationRefused(Exception):
-    """The client fails to authenticate; the text is sent to the client."""
+    """The authentication of a client failed; the message is sent to the client."""
 
 
 class Security:
@@ -65,13 +65,13 @@ class Security:
         """Configure authentication.
 
         Args:
-            tls: A server's context; None for a listener without TLS. A context that requires certificates enables
+            tls: The server's SSL context; None for a listener without TLS. A context that requires certificates enables
                 mTLS.
             mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
-            delegation_tokens: The owner and the HMAC of each token id (KIP-48).
-            keytab: The brokers' key, for GSSAPI, which needs the library gssapi.
-            session_lifetime: Seconds after which a connection must have re-authenticated (KIP-368); 0: never.
+            delegation_tokens: The owner and the HMAC of each delegation token, by token id (KIP-48).
+            keytab: The keytab of the brokers, for GSSAPI. It requires the library gssapi.
+            session_lifetime: Seconds after which a connection must have re-authenticated (KIP-368); 0: no limit.
                 The expiry of an OAUTHBEARER token also ends a session.
             session_slack: Extra seconds for slow machines before a connection is closed.
             iterations: The iteration count of SCRAM.
@@ -93,10 +93,10 @@ class Security:
         self.authentications: list[tuple[str, str]] = []
         """Principal and mechanism of each successful authentication, including re-authentications."""
         self.failures = 0
-        """Authentications that failed."""
+        """The number of failed authentications."""
 
     def begin(self, certificate: Mapping[str, object] | None) -> SecuredSession:
-        """Start the session of a new connection; with mTLS its certificate names the principal."""
+        """Start the session of a new connection; with mTLS, the client's certificate determines the principal."""
         session = SecuredSession()
         if certificate:
             subject = [pair for part in certificate["subject"] for pair in part]  # type: ignore[attr-defined]
@@ -123,7 +123,7 @@ class Security:
             raise CloseConnection("a request came after the session had ended")
 
     def exchange(self, mechanism: str) -> Exchange:
-        """The broker's side of one authentication."""
+        """Return the broker's side of a new authentication with this mechanism."""
         if mechanism == "PLAIN":
             return _Plain(self)
         if mechanism == "OAUTHBEARER":
@@ -135,7 +135,7 @@ class Security:
 
 @dataclass(slots=True, eq=False)
 class SecuredSession(Session):
-    """A broker's state of a client that has to authenticate."""
+    """The broker's state for one connection to a cluster with `Security`."""
 
     is_authenticated: bool = False
     mechanism: str = ""
@@ -144,11 +144,11 @@ class SecuredSession(Session):
     answers: int = 0
     began_at: float = float("-inf")
     ends_at: float = float("inf")
-    """Loop time."""
+    """The loop time at which the session ends; infinite if it does not end."""
 
 
 async def sasl_handshake(context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
-    """1: the tokens follow in SaslAuthenticate (KIP-152)."""
+    """Handle SaslHandshake. Version 1: the tokens follow in SaslAuthenticate (KIP-152)."""
     security, session = context.cluster.security, context.session
     if security is None or not security.mechanisms or not isinstance(session, SecuredSession):
         return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
@@ -171,14 +171,14 @@ async def sasl_handshake(context: RequestContext, request: SaslHandshakeRequest)
 async def sasl_authenticate(
     context: RequestContext, request: SaslAuthenticateRequest
 ) -> SaslAuthenticateResponse:
-    """1: the lifetime of the session (KIP-368), at whose end the broker closes it."""
+    """Handle SaslAuthenticate. Version 1: the response contains the lifetime of the session (KIP-368)."""
     security, session = context.cluster.security, context.session
     if security is None or not isinstance(session, SecuredSession) or session.exchange is None:
         return SaslAuthenticateResponse(
             error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="SaslAuthenticate before SaslHandshake"
         )
     exchange = session.exchange
-    error, told, answer = context.refusal(), "so says the script", b""
+    error, told, answer = context.refusal(), "the scripted error", b""
     if error is None:
         try:
             answer = exchange.step(request.auth_bytes)
@@ -202,7 +202,7 @@ async def sasl_authenticate(
 def _authenticated(
     context: RequestContext, security: Security, session: SecuredSession, exchange: Exchange
 ) -> int:
-    """Note the success of an authentication; return the lifetime of its session in milliseconds."""
+    """Record a successful authentication and return the lifetime of its session in milliseconds."""
     session.is_authenticated, session.exchange, session.principal = True, None, exchange.principal
     security.authentications.append((exchange.principal, session.mechanism))
     lives = [life for life in (security.session_lifetime, exchange.lifetime) if life > 0]
@@ -217,15 +217,15 @@ def _authenticated(
 
 
 class Exchange(Protocol):
-    """One authentication."""
+    """The broker's side of one authentication."""
 
     principal: str
     """Empty until the authentication has succeeded."""
     lifetime: float
-    """Seconds for which the credentials are valid; 0: forever."""
+    """Seconds for which the credentials are valid; 0: no limit."""
 
     def step(self, message: bytes) -> bytes:
-        """Answer the client. Raises AuthenticationRefused."""
+        """Return the answer to a message of the client. Raises AuthenticationRefused."""
 
 
 class _Plain:
@@ -245,7 +245,7 @@ class _Plain:
 
 
 class _OAuthBearer:
-    """Unsecured tokens, as Kafka's OAuthBearerUnsecuredValidator accepts them."""
+    """OAUTHBEARER with unsecured tokens, as accepted by Kafka's OAuthBearerUnsecuredValidator."""
 
     def __init__(self, security: Security) -> None:
         self.principal = ""
@@ -311,7 +311,7 @@ class _Gssapi:
             offer: bytes = self._context.wrap(b"\x01\x00\x00\x00", False).message
             return offer
         if self._context.unwrap(message).message[:1] != b"\x01":
-            raise AuthenticationRefused("a security layer was chosen that was not offered")
+            raise AuthenticationRefused("the client chose a security layer that was not offered")
         self.principal = f"User:{str(self._context.initiator_name).partition('@')[0].partition('/')[0]}"
         return b""
 

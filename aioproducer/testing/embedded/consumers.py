@@ -1,6 +1,6 @@
 """The handlers of requests from consumers: Fetch and ListOffsets.
 
-Enough for consumers that assign themselves partitions; there are no groups here.
+They are sufficient for consumers that assign themselves partitions; consumer groups can't be joined.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ EARLIEST_TIMESTAMP = -2
 MAX_TIMESTAMP = -3
 
 READ_COMMITTED = 1
-"""The isolation level of consumers that want to see no open and no aborted transaction."""
+"""The isolation level of consumers that see neither open nor aborted transactions."""
 
 
 async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse:
-    """4: isolation level. 5: log start offset. 7: sessions, which are never granted, so that every request is
-    a full one. 9: leader epochs. 12: the last version with topic names.
+    """Handle Fetch. Version 4: isolation level. 5: log start offset. 7: sessions, which are never granted, so every
+    request is a full one. 9: leader epochs. 12: the last version with topic names.
 
-    Waits up to max_wait_ms for min_bytes. Appends wake it; it has no polling interval.
+    The handler waits up to max_wait_ms for min_bytes. Appends wake it, so it does not poll.
     """
     reading = _Reading(context, request)
     await wait_until(reading.partitions(), reading.suffices, request.max_wait_ms / 1000)
@@ -37,7 +37,7 @@ async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse
 
 
 class _Reading:
-    """One Fetch request, which is read again after every change until there is enough to answer."""
+    """One Fetch request: its partitions are read again after every change, until there is enough data to answer."""
 
     def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         self.context = context
@@ -46,7 +46,7 @@ class _Reading:
         self.size = 0
 
     def partitions(self) -> list[Partition]:
-        """The partitions to wait for."""
+        """Return the partitions to wait for."""
         found = [
             self.context.cluster.find_partition(topic.topic, wanted.partition)
             for topic in self.request.topics
@@ -55,7 +55,7 @@ class _Reading:
         return [partition for partition in found if partition is not None]
 
     def suffices(self) -> bool:
-        """Read everything that is wanted; return whether to answer immediately."""
+        """Read the requested partitions; return True if the response can be sent now."""
         self.response = FetchResponse()
         self.size = 0
         failed = False
@@ -128,8 +128,8 @@ def _not_readable(
 
 
 async def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    """1: one offset, with its timestamp. 2: isolation level. 4: leader epochs. 7: -3 for the newest record
-    (KIP-734)."""
+    """Handle ListOffsets. Version 1: one offset, with its timestamp. 2: isolation level. 4: leader epochs. 7: timestamp
+    -3 for the newest record (KIP-734)."""
     response = ListOffsetsResponse()
     for topic in request.topics:
         answers = []
@@ -157,7 +157,7 @@ async def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> 
 
 
 def _offset_at(partition: Partition, timestamp: int, before: int) -> tuple[int, int]:
-    """Offset and timestamp of the record that a ListOffsets request asks for; -1 and -1 if there is no such record."""
+    """Return the offset and timestamp of the record that a ListOffsets request asks for; -1 and -1 if there is none."""
     if timestamp == LATEST_TIMESTAMP:
         return before, -1
     if timestamp == EARLIEST_TIMESTAMP:

@@ -56,10 +56,10 @@ def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
 
 
 def decompress_as_broker(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
-    """Unpack a payload as a broker does: like `decompress`, but bytes after its end can be ignored.
+    """Unpack a payload as a broker does: like `decompress`, but some bytes after its end are accepted.
 
-    Readers of gzip, snappy and zstd continue with a further member or frame. Those of gzip and lz4 ignore
-    other bytes, and that of snappy up to three of them.
+    Kafka's readers of gzip, snappy and zstd continue with a further member or frame. The readers of gzip and lz4 ignore
+    any other bytes after the end, and the reader of snappy ignores up to three.
 
     Raises:
         ProtocolError: the payload is malformed or cut off, or the result exceeds `max_size`.
@@ -95,7 +95,10 @@ def _snappy(payload: memoryview, max_size: int) -> bytes:
         raise ProtocolError("cut off in xerial's header")
     oldest_reader = int.from_bytes(payload[12:16], "big", signed=True)
     if oldest_reader > 1:
-        raise ProtocolError(f"xerial framing of version {oldest_reader}")
+        raise ProtocolError(
+            f"unsupported xerial framing: it requires a reader of version {oldest_reader}, "
+            "and only version 1 is supported"
+        )
     blocks = []
     size = 0
     at = len(XERIAL_HEADER)
@@ -123,9 +126,9 @@ def _lz4(payload: memoryview, max_size: int) -> bytes:
 
 
 def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
-    """Unpack the first frame; also return the number of bytes that follow it."""
+    """Unpack the first frame; return its data and the number of bytes after it."""
     if len(payload) < 7 or payload[:4] != _LZ4_MAGIC:
-        raise ProtocolError("no lz4 frame")
+        raise ProtocolError("not an lz4 frame")
     if not payload[4] & _LZ4_BLOCK_INDEPENDENCE:
         raise ProtocolError("blocks that depend on each other, which Kafka rejects")
     frame = lz4.frame.LZ4FrameDecompressor()
@@ -140,9 +143,9 @@ def _zstd(payload: memoryview, max_size: int) -> bytes:
         raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
     if claimed >= 0:
         return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
-    # Java streams, so its frames do not contain their size. The streaming reader has no cap: feeding it a few
-    # bytes at a time limits the excess over `max_size` to some MiB (the shortest block, 4 bytes, unpacks to
-    # 128 KiB).
+    # Java's client compresses streams, so its frames do not contain their size. The streaming reader has no cap:
+    # feeding it a few bytes at a time limits the excess over `max_size` to some MiB (the shortest block, 4 bytes,
+    # unpacks to 128 KiB).
     stream = zstandard.ZstdDecompressor().decompressobj()
     blocks = []
     size = at = 0
@@ -165,11 +168,11 @@ def _whole(unpacked: bytes, at_end: bool, behind: int) -> bytes:
     if not at_end:
         raise ProtocolError("cut off")
     if behind:
-        raise ProtocolError(f"{behind} bytes behind the end")
+        raise ProtocolError(f"{behind} bytes after the end")
     return unpacked
 
 
-# As a broker reads
+# Decompression as in a broker
 
 
 def _gzip_members(payload: memoryview, max_size: int) -> bytes:

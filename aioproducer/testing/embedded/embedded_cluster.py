@@ -5,8 +5,8 @@
         ...
         assert len(cluster.records("flights")) == 1000
 
-What all brokers share (topics, leaders, producer ids) is here, each broker's sockets are in EmbeddedBroker, and what
-tests inspect is in Inspection.
+This module has the state that all brokers share (topics, leaders, producer ids). EmbeddedBroker has the sockets of one
+broker, and Inspection has the methods with which tests inspect the cluster.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _FIRST_PRODUCER_ID = 1000
 class EmbeddedCluster(Inspection):
     """Brokers for tests and demonstrations, in this process and on this event loop.
 
-    The cluster keeps everything in memory, so it is not for production. It follows Kafka in protocol versions, error
-    codes, idempotence, leader epochs, acks and the high watermark.
+    The cluster keeps everything in memory, so it is not for production. It imitates Kafka's protocol versions, error
+    codes, idempotence, leader epochs, acks and high watermark.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class EmbeddedCluster(Inspection):
 
         Args:
             brokers: The number of brokers; their node ids count from 0.
-            port: The first broker's port; the others have the following ones. 0 lets the system choose each port.
+            port: The first broker's port; the others use the ports after it. 0 lets the system choose each port.
             topics: Topics to create at the first start, with their numbers of partitions.
-            auto_create: Create a topic when a client asks for its metadata and allows it.
-            default_partitions: The number of partitions of a topic that is created without one.
-            replication_factor: Replicas of a partition; None: 3, or as many as there are brokers.
+            auto_create: Create a missing topic when a client requests its metadata and allows the creation.
+            default_partitions: The number of partitions of a topic whose creation does not specify it.
+            replication_factor: Replicas of a partition; None: 3, or the number of brokers if it is lower.
             min_insync_replicas: The number of replicas that must be in sync for acks=all.
             max_message_bytes: The largest batch, in bytes.
             versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
             transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
-                (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature, which is the same as 0.
+                (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature and behave as with 0.
             host: The address to listen on, which is also advertised to clients.
             clock: Seconds since 1970, for LogAppendTime.
             random: The source of topic ids.
@@ -90,17 +90,17 @@ class EmbeddedCluster(Inspection):
             ValueError: a number or the release is invalid.
         """
         if brokers < 1 or default_partitions < 1:
-            raise ValueError("a cluster needs at least one broker, a topic at least one partition")
+            raise ValueError("a cluster needs at least one broker, and a topic at least one partition")
         if replication_factor is not None and not 1 <= replication_factor <= brokers:
             raise ValueError(
-                f"replication_factor={replication_factor} does not fit {counted(brokers, 'broker')}"
+                f"replication_factor={replication_factor} is not possible with {counted(brokers, 'broker')}"
             )
         if not 0 <= port <= 65536 - brokers:
             raise ValueError(
                 f"port={port} can't be the first port of {counted(brokers, 'broker')}; port 0 chooses free ports"
             )
         if transaction_version not in (0, 1, 2):
-            raise ValueError(f"transaction_version={transaction_version} is not known: 0, 1 or 2")
+            raise ValueError(f"transaction_version={transaction_version} is not one of 0, 1, 2")
         super().__init__()
         self.auto_create = auto_create
         self.default_partitions = default_partitions
@@ -112,7 +112,7 @@ class EmbeddedCluster(Inspection):
         self.quotas = Quotas()
         """The limits of clients; see `set_quota`."""
         self.failures: list[Exception] = []
-        """Bugs of the embedded brokers, and scripted faults that could not be carried out; leaving `async with`
+        """Bugs in the embedded brokers, and scripted faults that could not be carried out; leaving `async with`
         raises the first."""
         self.security = security
         self._random = random or random_module.Random()
@@ -128,7 +128,7 @@ class EmbeddedCluster(Inspection):
         )
         self._first_topics = dict(topics or {})
         self._producer_id = _FIRST_PRODUCER_ID
-        # Brokers that a fault has taken down and that come back by themselves.
+        # Tasks that restart crashed brokers after a delay.
         self._restarts: dict[asyncio.Task[None], None] = {}
         self._brokers = [
             EmbeddedBroker(self, node_id, host, port and port + node_id, release)
@@ -162,7 +162,7 @@ class EmbeddedCluster(Inspection):
                     f"the cluster can't start: broker {broker.node_id} is {broker.state.value}; call stop() first,"
                     " or start a single broker with start_broker()"
                 )
-        self._seen = asyncio.Event()  # Belongs to the loop of its first waiter, as all events do.
+        self._seen = asyncio.Event()  # An event belongs to the event loop of its first waiter.
         try:
             for broker in self._brokers:
                 await self.start_broker(broker.node_id)
@@ -184,7 +184,7 @@ class EmbeddedCluster(Inspection):
         for broker in self._brokers:
             if broker.state is not BrokerState.STOPPED:
                 broker.halt()
-        # Everything has been cancelled; the tasks need a few turns of the loop to end.
+        # All tasks have been cancelled; they need a few turns of the loop to end.
         waiting = asyncio.create_task(self._wait_stopped(), name="embedded cluster stops")
         cancelled = None
         while not waiting.done():
@@ -214,18 +214,18 @@ class EmbeddedCluster(Inspection):
 
     @property
     def bootstrap_servers(self) -> str:
-        """All brokers' addresses, "host:port,host:port"."""
+        """The addresses of all brokers, as "host:port,host:port"."""
         return ",".join(f"{broker.host}:{broker.port}" for broker in self._brokers)
 
     # Brokers
 
     @property
     def nodes(self) -> list[Node]:
-        """All brokers, also those that are stopped."""
+        """All brokers, including stopped ones."""
         return [broker.node for broker in self._brokers]
 
     def alive(self) -> list[Node]:
-        """The brokers that metadata lists: a frozen broker until it is fenced, but not a stopped one."""
+        """Return the brokers that metadata lists: those that are running, or frozen and not yet fenced."""
         return [
             broker.node
             for broker in self._brokers
@@ -233,7 +233,7 @@ class EmbeddedCluster(Inspection):
         ]
 
     def broker(self, node: int) -> EmbeddedBroker:
-        """Return the broker with this node id. Raises ValueError if it does not exist."""
+        """Return the broker with this node id. Raises ValueError if there is no such broker."""
         if not 0 <= node < len(self._brokers):
             raise ValueError(f"there is no broker {node}; the node ids are 0 to {len(self._brokers) - 1}")
         return self._brokers[node]
@@ -244,7 +244,7 @@ class EmbeddedCluster(Inspection):
         await self.broker(node).wait_stopped()
 
     def crash_broker(self, node: int, down_for: float = math.inf) -> None:
-        """Like `stop_broker`, but do not wait for its connections to end, and restart it after `down_for` seconds."""
+        """Crash a broker without waiting for its connections to end, and restart it after `down_for` seconds."""
         self.broker(node).halt()
         self._replace(node)
         if math.isfinite(down_for):
@@ -263,10 +263,10 @@ class EmbeddedCluster(Inspection):
             self.failures.append(error)
 
     async def start_broker(self, node: int, *, versions: str | None = None) -> None:
-        """Start a stopped broker at its old address, and as another release if `versions` is given.
+        """Start a stopped broker at its old address. If `versions` is given, it imitates that release from now on.
 
         Raises:
-            OSError: its port is taken.
+            OSError: the port is in use.
         """
         broker = self.broker(node)
         if versions is not None:
@@ -281,9 +281,9 @@ class EmbeddedCluster(Inspection):
 
         Args:
             node: The broker's node id.
-            fenced_after: None: the controller does not notice. The broker stays leader and its replicas count as up
-                to date, so the other brokers' partitions remain available. A number: its replicas stop fetching, so
-                acks=all waits for them. After that many seconds (broker.session.timeout.ms) the controller fences the
+            fenced_after: If None, the controller does not notice: the broker stays leader and its replicas count as up
+                to date, so the other brokers' partitions remain available. If a number, its replicas stop fetching, so
+                acks=all waits for them. After that many seconds (broker.session.timeout.ms), the controller fences the
                 broker: it leaves the ISRs, and its partitions get other leaders until it thaws.
         """
         self.broker(node).freeze()
@@ -297,21 +297,20 @@ class EmbeddedCluster(Inspection):
         self._replace(node)
 
     def _replace(self, node: int) -> None:
-        """Do the controller's work: partitions that the broker led or followed continue without it."""
+        """Act as the controller: let the partitions that the broker led or followed continue without it."""
         alive = {other.node_id for other in self.alive()}
         for partition in self._partitions():
             partition.broker_stopped(node, alive)
 
     def thaw_broker(self, node: int) -> None:
-        """Thaw a frozen broker: it serves the requests that have arrived in the meantime, and catches up if it was
-        fenced."""
+        """Thaw a frozen broker: it serves the requests that have arrived in the meantime, and its replicas catch up."""
         was_fenced = self.broker(node).is_fenced
         self.broker(node).thaw()
         for partition in self._partitions():
             if was_fenced:
                 partition.broker_started(
                     node
-                )  # Also where it never stopped fetching: the partition was created while it was fenced.
+                )  # start_fetching() skips partitions that were created while the broker was fenced.
             else:
                 partition.start_fetching(node)
 
@@ -332,14 +331,14 @@ class EmbeddedCluster(Inspection):
         """Create a topic; clients can use it immediately.
 
         Args:
-            name: The topic name, by Kafka's rules.
+            name: The topic name; Kafka's rules apply.
             partitions: The number of partitions; None: the cluster's default.
             replication_factor: Replicas of each partition; None: the cluster's default.
-            config: Settings by Kafka's names: max.message.bytes, message.timestamp.type, min.insync.replicas.
+            config: Topic settings by Kafka's names, such as max.message.bytes or min.insync.replicas.
 
         Raises:
-            ValueError: the topic exists, its name collides with another's, or its name, a number or its config is
-                invalid.
+            ValueError: the topic exists, its name collides with that of another topic, or its name, a number or its
+                config is invalid.
         """
         count = self.default_partitions if partitions is None else partitions
         replicas = self.default_replication_factor if replication_factor is None else replication_factor
@@ -347,7 +346,7 @@ class EmbeddedCluster(Inspection):
             raise ValueError(f"topic {name} exists")
         if not is_valid_name(name):
             raise ValueError(
-                f"topic {name!r} can't be created: a name has 1 to 249 of a-z, A-Z, 0-9, '.', '_', '-'"
+                f"topic {name!r} can't be created: a name has 1 to 249 characters of a-z, A-Z, 0-9, '.', '_', '-'"
             )
         if (other := self.colliding_topic(name)) is not None:
             raise ValueError(f"topic {name!r} can't be created: it collides with topic {other!r}")
@@ -378,11 +377,11 @@ class EmbeddedCluster(Inspection):
         self.groups.forget_topic(name)
 
     def add_partitions(self, name: str, count: int) -> None:
-        """Increase the partitions of a topic to `count`. Raises ValueError if it already has as many or more."""
+        """Increase the number of partitions of a topic to `count`. Raises ValueError if it has `count` or more."""
         topic = self.topics[name]
         have = len(topic.partitions)
         if count <= have:
-            raise ValueError(f"topic {name} has {counted(have, 'partition')}; it can't have {count}")
+            raise ValueError(f"topic {name} has {counted(have, 'partition')}; count={count} must be higher")
         alive = {node.node_id for node in self.alive()}
         replicas = len(topic.partitions[0].replicas)
         topic.partitions += tuple(
@@ -391,11 +390,11 @@ class EmbeddedCluster(Inspection):
         )
 
     def check_config(self, settings: Mapping[str, str | None]) -> LogConfig:
-        """Return the config of a topic with these settings. Raises ValueError."""
+        """Return the config of a topic with these settings. Raises ValueError if one is invalid."""
         return self._config.changed(settings)
 
     def leader(self, topic: str, partition: int) -> int:
-        """The node id of the leader; -1 if no replica in sync is alive."""
+        """Return the node id of the leader; -1 if no in-sync replica is alive."""
         return self.partition(topic, partition).leader
 
     def move_leader(self, topic: str, partition: int, to_node: int) -> None:
@@ -408,7 +407,7 @@ class EmbeddedCluster(Inspection):
         state = self.broker(to_node).state
         if to_node not in moved.replicas:
             raise ValueError(
-                f"broker {to_node} can't lead {topic}-{partition}: it has no replica of it; "
+                f"broker {to_node} can't lead {topic}-{partition}: it has no replica of the partition; "
                 f"its replicas are on {_listed(moved.replicas)}"
             )
         if state is BrokerState.STOPPED:
@@ -419,7 +418,7 @@ class EmbeddedCluster(Inspection):
         moved.move_leader(to_node)
 
     def hold_replication(self, topic: str, partition: int) -> None:
-        """Let followers stop fetching: while one is in sync, acks=all waits and consumers see nothing new."""
+        """Stop the followers from fetching: while one is in the ISR, acks=all waits and consumers see nothing new."""
         self.partition(topic, partition).hold_replication()
 
     def release_replication(self, topic: str, partition: int) -> None:
@@ -445,10 +444,10 @@ class EmbeddedCluster(Inspection):
         as in Kafka, so a burst of ten seconds' worth is possible.
 
         Args:
-            client_id: The client id; None: each client id without a quota of its own.
+            client_id: The client id; None limits each client id that has no quota of its own.
             producer_byte_rate: Bytes of Produce requests per second; None: no limit.
             request_percentage: The share of a request thread's time, in percent. A fault's `delay` counts as
-                work; the time that a request waits does not. None: no limit.
+                work; the waiting time of a request does not. None: no limit.
 
         Raises:
             ValueError: a limit is not above 0.
@@ -458,7 +457,7 @@ class EmbeddedCluster(Inspection):
     # For brokers and handlers
 
     def auto_create_topic(self, name: str) -> None:
-        """Create a topic that a client has asked for. An internal topic is sized for its coordinators."""
+        """Create a topic that a client has requested. An internal topic gets its usual partitions."""
         if name == OFFSETS_TOPIC:
             self.groups.create_topic()
         elif name == TRANSACTIONS_TOPIC:
@@ -467,14 +466,14 @@ class EmbeddedCluster(Inspection):
             self.create_topic(name)
 
     def colliding_topic(self, name: str) -> str | None:
-        """The topic whose name differs from this one only in '.' and '_': the names of their metrics would collide."""
+        """Return the topic whose name differs only in '.' and '_', so that the names of their metrics would collide."""
         unified = name.replace(".", "_")
         if "_" not in unified:
             return None
         return next((other for other in self.topics if other.replace(".", "_") == unified), None)
 
     def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
-        """The broker that coordinates a group or a transactional id; None if there is none at present."""
+        """Return the broker that coordinates a group or a transactional id; None if none does at present."""
         node = self.transactions.node(key) if of_transactions else self.groups.node(key)
         return None if node == NO_LEADER else self.broker(node).node
 
@@ -484,7 +483,7 @@ class EmbeddedCluster(Inspection):
         return self._producer_id - 1
 
     def now_ms(self) -> int:
-        """The wall clock, in milliseconds since 1970."""
+        """Return the wall-clock time in milliseconds since 1970."""
         return int(self._clock() * 1000)
 
     def _partitions(self) -> list[Partition]:

@@ -64,7 +64,7 @@ def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Targ
 
 
 async def hold_back(faults: Sequence[Fault]) -> None:
-    """Wait before serving a request. Meanwhile nothing is read from the connection, so that its end is not noticed."""
+    """Wait before serving a request. Meanwhile nothing is read from the connection, so its end is not noticed."""
     for fault in faults:
         if fault.hold_before is not None:
             await fault.hold_before.wait()
@@ -74,7 +74,7 @@ async def delay(faults: Sequence[Fault]) -> None:
     """Wait between serving a request and answering it.
 
     Raises:
-        CloseConnection: the script says that there is no response.
+        CloseConnection: the script drops the response.
     """
     for fault in faults:
         if fault.delay:
@@ -89,7 +89,7 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
     """Send a response whole, in pieces or cut off.
 
     Raises:
-        CloseConnection: it was cut off.
+        CloseConnection: the response was cut off.
     """
     ends = [fault.truncate for fault in faults if fault.truncate is not None]
     trickle = next((fault for fault in faults if fault.trickle is not None), None)
@@ -105,11 +105,11 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
         writer.write(data[start : start + size])
         await writer.drain()
     if ends:
-        raise CloseConnection(f"the script closes it after {len(data)} bytes of the answer")
+        raise CloseConnection(f"the script closes it after {len(data)} bytes of the response")
 
 
 def forget_records(message: Message) -> None:
-    """Drop the records of a request, which remains in the list of requests seen."""
+    """Drop the record bytes of a request; the request itself stays in `EmbeddedCluster.requests`."""
     if isinstance(message, ProduceRequest):
         for topic in message.topic_data:
             for data in topic.partition_data:

@@ -48,7 +48,7 @@ class Fault:
     down_for: float | None
     freeze_for: float | None
     skip: int
-    """The number of matching requests that still pass unaffected."""
+    """The number of matching requests that will still pass unaffected."""
     hits: int = 0
     """The number of requests that have met this fault so far."""
     _hit: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -65,13 +65,13 @@ class Fault:
             self._hit.clear()
 
     def concerns(self, topic: str | None, partition: int | None = None) -> bool:
-        """True if the fault covers this partition; None means any."""
+        """Return True if the fault covers this partition; None, here or in the fault, means any."""
         return (self.topic is None or topic is None or self.topic == topic) and (
             self.partition is None or partition is None or self.partition == partition
         )
 
     def fits(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> bool:
-        """True if the fault covers a request to `node`, or a part of it."""
+        """Return True if the fault covers a request to `node`, or a part of the request."""
         if self.api_key != api_key or (self.node is not None and self.node != node):
             return False
         if self.topic is None and self.partition is None:
@@ -93,7 +93,7 @@ class FaultScript:
         self._faults: list[Fault] = []
 
     def __iter__(self) -> Iterator[Fault]:
-        """The faults that are not used up."""
+        """Iterate over the faults that are not used up."""
         return iter([fault for fault in self._faults if not fault.is_used_up])
 
     def add(
@@ -122,14 +122,14 @@ class FaultScript:
         skip: int = 0,
         count: int = 1,
     ) -> Fault:
-        """Let the next `count` matching requests fail.
+        """Make the next `count` matching requests fail.
 
         Faults with the same target form a script: the second begins when the first is used up. Faults for different
         partitions can affect the same request. All effects of one fault apply to the same request, in this order:
         leaders move, and the broker freezes or goes down; the connection is dropped; the request is held; it is
-        served, with errors and omissions. With `after_append`, leaders and brokers change only after that. Then
-        follow `delay` and `hold`; the drop after the append; the response, altered, trickling or cut off; and the
-        throttle.
+        served, with errors and omissions. With `after_append`, leaders and brokers change only after that. The
+        last effects are `delay` and `hold`; the drop after the append; the response, altered, trickling or cut off;
+        and the throttle time.
 
         Args:
             api_key: The API of the requests that fail.
@@ -137,24 +137,24 @@ class FaultScript:
             after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. With an
                 error, it is valid only for requests that append: Produce and those of transactions.
             drop_before: Close the connection instead of serving the request.
-            hold_before: Serve the request once this event is set, even if the client has closed its
-                connection by then, so that a late copy of a request meets the records sent after it.
-            drop_after_append: Serve the request, then close the connection without an answer.
+            hold_before: Serve the request only when this event is set, even if the client has closed its connection by
+                then. This simulates a request that is delayed and arrives after later records.
+            drop_after_append: Serve the request, then close the connection without a response.
             delay: Seconds between serving the request and answering it. In the meantime, nothing else is read from
                 the connection. A quota of request time counts this time as work.
-            hold: Like `delay`, until this event is set.
+            hold: Like `delay`, but until this event is set.
             truncate: Send only that many bytes of the response, then close the connection.
-            wrong_correlation_id: Answer with the id of another request.
+            wrong_correlation_id: Send a response whose correlation id does not match the request.
             omit_partitions: Leave the affected partitions or topics out of the response.
             throttle_ms: Answer with this throttle time, then read nothing from the connection for that long.
             trickle: Send the response in pieces of that many bytes.
             trickle_pause: Seconds between these pieces.
             move_leader_to: Make this broker the leader of the affected partitions, in a new leader epoch. If it is
                 stopped or has no replica when a request meets the fault, the request's connection is closed and
-                `EmbeddedCluster.failures` has an `ImpossibleFaultError` that says so.
+                an `ImpossibleFaultError` is added to `EmbeddedCluster.failures`.
             down_for: The broker that has read the request goes down as in a crash and comes back after that
-                many seconds; with math.inf it stays down until `EmbeddedCluster.start_broker`.
-            freeze_for: The broker that has read the request freezes for that many seconds; with math.inf until
+                many seconds; with math.inf, it stays down until `EmbeddedCluster.start_broker`.
+            freeze_for: The broker that has read the request freezes for that many seconds; with math.inf, until
                 `EmbeddedCluster.thaw_broker`.
             node: Only requests to this broker.
             topic: Only requests for this topic; other topics of the same request are served.
@@ -211,7 +211,7 @@ class FaultScript:
         self._faults.clear()
 
     def take(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> list[Fault]:
-        """Return the faults that a request meets. Of several faults with overlapping targets only the first applies."""
+        """Return the faults that a request meets. If the targets of several faults overlap, only the first applies."""
         taken: list[Fault] = []
         for fault in self:
             if not fault.fits(api_key, node, targets):
@@ -235,12 +235,16 @@ def _check(fault: Fault) -> None:
         raise ValueError("this fault does nothing")
     if fault.after_append and not _any_of(late):
         raise ValueError(
-            "after_append says when error, move_leader_to, down_for or freeze_for happen; name one of them"
+            "after_append applies only to error, move_leader_to, down_for and freeze_for; set at least one of them"
         )
     if fault.after_append and fault.error is not None and fault.api_key not in _WITH_LATE_ERRORS:
-        raise ValueError(f"{fault.api_key.name} appends nothing, so its error can't come after_append")
+        raise ValueError(
+            f"{fault.api_key.name} appends nothing, so after_append can't be combined with an error"
+        )
     if fault.drop_before and (fault.drop_after_append or fault.after_append):
-        raise ValueError("drop_before serves no request, so nothing can come after it was served")
+        raise ValueError(
+            "drop_before does not serve the request, so it excludes drop_after_append and after_append"
+        )
     for name, lowest in _LOWEST.items():
         value = getattr(fault, name)
         if value is not None and value < lowest:
@@ -248,7 +252,7 @@ def _check(fault: Fault) -> None:
 
 
 def _any_of(wishes: Sequence[object]) -> bool:
-    """True if one of them is not None; 0 counts as set."""
+    """Return True if one of these values is not None; 0 counts as set."""
     return any(wish is not None for wish in wishes)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 COMMIT_TIMEOUT = 5.0
-"""Seconds until a commit that is not replicated is answered with COORDINATOR_NOT_AVAILABLE; Kafka's default
+"""Seconds after which an unreplicated commit is answered with COORDINATOR_NOT_AVAILABLE; Kafka's default
 (offsets.commit.timeout.ms)."""
 
 UNKNOWN_MEMBER = ""
@@ -47,10 +47,10 @@ class _Membership:
 
 
 class GroupCoordinator:
-    """All group coordinators of a cluster together; the broker is a parameter of their methods."""
+    """Acts as every group coordinator of a cluster; methods that act as one broker take its node id."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
-        """The topic is created by the first request for a coordinator."""
+        """Create the coordinator. Its topic is created by the first request for a coordinator."""
         self._cluster = cluster
         self._states: StateTopic[GroupOffsets] = StateTopic(
             cluster, TOPIC, PARTITIONS, lambda partition: GroupOffsets()
@@ -60,11 +60,11 @@ class GroupCoordinator:
     # For tests
 
     def node(self, group: str) -> int:
-        """The node id of the coordinator; -1 if there is none now."""
+        """Return the node id of the group's coordinator; -1 if the group has none now."""
         return self._states.leader(group)
 
     def move(self, group: str, to_node: int) -> None:
-        """Make another broker the coordinator. It reads the log first. Raises ValueError if it can't."""
+        """Make another broker the coordinator; it reads the log first. Raises ValueError if the broker can't lead."""
         self._cluster.move_leader(TOPIC, self.partition_of(group).index, to_node)
 
     def hold_loading(self) -> None:
@@ -72,11 +72,11 @@ class GroupCoordinator:
         self._states.hold_loading()
 
     def release_loading(self) -> None:
-        """Let coordinators finish the loading of their logs."""
+        """Let coordinators finish loading their logs."""
         self._states.release_loading()
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
-        """The committed offsets of a group, without those of open transactions."""
+        """Return the committed offsets of a group, without those of open transactions."""
         partition = self.partition_of(group)
         state = self._states.loaded(partition)
         if state is None:
@@ -87,12 +87,12 @@ class GroupCoordinator:
     def set_members(self, group: str, generation: int, members: Mapping[str, str | None]) -> None:
         """Set the members of a group, as after a rebalance.
 
-        Offsets of other members, or of another generation, are rejected from now on, with UNKNOWN_MEMBER_ID,
+        From now on, offset commits from other members or for another generation are rejected with UNKNOWN_MEMBER_ID,
         ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
 
         Args:
             group: The group id.
-            generation: Its generation.
+            generation: The generation of the group.
             members: The member ids, each with its group.instance.id or None.
         """
         self._memberships[group] = _Membership(generation, dict(members))
@@ -106,7 +106,7 @@ class GroupCoordinator:
     # For handlers
 
     def partition_of(self, group: str) -> Partition:
-        """The partition of `__consumer_offsets` with the records of a group."""
+        """Return the partition of `__consumer_offsets` that contains the records of a group."""
         return self._states.partition_of(group)
 
     def offsets_at(self, node: int, group: str) -> GroupOffsets:
@@ -123,7 +123,7 @@ class GroupCoordinator:
         """Check that this member is allowed to commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
 
         Raises:
-            TransactionRefused: it may not.
+            TransactionRefused: the member is not allowed to.
         """
         membership = self._memberships.get(group)
         if membership is None and not self.offsets_at(node, group).knows(group):
@@ -159,7 +159,7 @@ class GroupCoordinator:
             now_ms,
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,
-            base_sequence=0,  # In every batch: the sequences of coordinators are not checked.
+            base_sequence=0,  # always 0, because the log does not check the sequences of coordinators
             attributes=TRANSACTIONAL,
         )
         offset = self._states.append(partition, batch)
@@ -180,5 +180,5 @@ class GroupCoordinator:
             found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)
             if found:
                 records = [encoded_offset(group, target, None, now_ms) for group, target in found]
-                with suppress(TransactionRefused):  # The topic is gone whatever becomes of its offsets.
+                with suppress(TransactionRefused):  # The topic is deleted even if its offsets can't be.
                     self._states.append(partition, encode_batch(records, now_ms))

@@ -1,8 +1,9 @@
 """The handler function of each API, and the topics that a request names.
 
-The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests` and
-`broker_security`. EmbeddedBroker calls them for one request of a connection at a time. A handler changes the
-cluster's topics and returns the response, or None where the protocol has no response; it never uses a socket.
+The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
+`offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them for one request of a connection
+at a time. A handler changes the cluster's state and returns the response, or None if the protocol has no response; it
+never uses a socket.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ HANDLERS: dict[int, Handler] = {
 
 
 def targets(cluster: EmbeddedCluster, message: Message) -> list[Target]:
-    """The topics and partitions that a request names."""
+    """Return the topics and partitions that a request names."""
     if isinstance(message, ProduceRequest):
         found = [(cluster.find_topic(topic.name, topic.topic_id), topic) for topic in message.topic_data]
         return [

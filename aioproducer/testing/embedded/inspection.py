@@ -32,7 +32,7 @@ class Inspection:
     # Records
 
     def partition(self, topic: str, partition: int) -> Partition:
-        """Return a partition's state. Raises KeyError if the partition does not exist."""
+        """Return a partition. Raises KeyError if it does not exist."""
         found = self.find_partition(topic, partition)
         if found is None:
             raise KeyError(f"there is no partition {partition} of topic {topic}")
@@ -43,11 +43,11 @@ class Inspection:
         return self.partition(topic, partition).log
 
     def batches(self, topic: str, partition: int) -> list[LogBatch]:
-        """The batches of a partition, in order."""
+        """Return the batches of a partition, in order."""
         return list(self.log(topic, partition).batches)
 
     def records(self, topic: str, partition: int | None = None, *, committed: bool = False) -> list[Record]:
-        """All records of a partition, or of a topic partition by partition; uncompressed and decoded.
+        """Return all records of a partition, or of all partitions one after another, uncompressed and decoded.
 
         Args:
             topic: The topic name.
@@ -56,7 +56,7 @@ class Inspection:
                 open or aborted transactions, and none after the first record of an open transaction.
         """
         parts = self.topics[topic].partitions if partition is None else [self.partition(topic, partition)]
-        # The first batch can begin below the log's start.
+        # The first batch can begin below the log start offset.
         return [
             record
             for part in parts
@@ -67,7 +67,7 @@ class Inspection:
     # Requests
 
     def requests_of(self, api_key: ApiKey, node: int | None = None) -> list[SeenRequest]:
-        """The requests of one API that brokers have read; with `node`, only those to this broker."""
+        """Return the requests of one API that the brokers have read, or that broker `node` has read."""
         return [
             seen
             for seen in self.requests
@@ -93,7 +93,7 @@ class Inspection:
         return seen
 
     def find_topic(self, name: str | None, topic_id: UUID) -> EmbeddedTopic | None:
-        """A topic by its name, or by its id if there is no name."""
+        """Return a topic by its name, or by its id if no name is given. None if the topic does not exist."""
         return self.topics.get(name) if name else self._topics_by_id.get(topic_id)
 
     def find_partition(self, topic: str, index: int) -> Partition | None:

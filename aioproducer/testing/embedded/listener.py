@@ -1,8 +1,8 @@
 """A listening socket that can be closed without losing a connection that was just accepted.
 
-asyncio accepts a connection in one turn of the loop and makes its transport in the next. If the server is closed in
+asyncio accepts a connection in one turn of the loop and creates its transport in the next. If the server is closed in
 between, the transport is never finished: no code closes the connection, and its client waits until the garbage
-collector finds it. uvloop accepts and makes the transport at once."""
+collector finds it. uvloop does both in the same turn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import socket
 from typing import Any
 
 TURNS = 10
-"""Turns of the loop to wait for the transport of an accepted connection."""
+"""The maximum number of turns of the loop to wait for the transports of accepted connections."""
 
 
 class Listener(socket.socket):
-    """Counts connections. `listen` makes one."""
+    """A listening socket that counts its connections; `listen` creates it."""
 
     accepted = 0
-    """Connections that asyncio has accepted."""
+    """The number of connections that asyncio has accepted."""
     made = 0
-    """Accepted connections that have a transport."""
+    """The number of accepted connections that have a transport."""
     has_stopped = False
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -37,7 +37,7 @@ class Listener(socket.socket):
 def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | None:
     """Return a socket that is bound to this address, as asyncio binds its own.
 
-    The result is None for other event loops than asyncio's, and for host names.
+    The result is None on event loops other than asyncio's selector loop, and for host names.
 
     Raises:
         OSError: the port is in use.
@@ -45,7 +45,7 @@ def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | 
     if not isinstance(loop, asyncio.SelectorEventLoop) or not _is_ip(host):
         return None
     is_v6 = ipaddress.ip_address(host).version == 6
-    # asyncio sets TCP_NODELAY only on sockets that name their protocol.
+    # asyncio sets TCP_NODELAY only on sockets that were created with a protocol.
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
     listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -65,7 +65,7 @@ def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | 
 
 
 def close(server: asyncio.Server, listener: Listener | None, turns: int = TURNS) -> None:
-    """Close a server, as soon as each connection that was accepted has its transport."""
+    """Close a server as soon as every accepted connection has its transport, or after `turns` turns of the loop."""
     if listener is not None:
         listener.has_stopped = True
         if listener.accepted > listener.made and turns:

@@ -1,7 +1,7 @@
 """The log of one partition: whole batches as they were sent, and the state of each producer.
 
-Called by Partition only. Nothing here awaits, and an append does not read single records. Batches arrive validated and
-keep their bytes; only base offset and leader epoch (the first 16 bytes) are overwritten.
+Only Partition calls the log. Nothing here awaits, and an append does not read individual records. Batches have already
+been validated, and their bytes are kept; only base offset and leader epoch (the first 16 bytes) are overwritten.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aioproducer.testing.embedded.transaction_index import TransactionIndex
 NO_TIMESTAMP = -1
 MAX_SEQUENCE = 2**31 - 1
 
-# Base offset, batch length, leader epoch: the checksum begins after them, with the attributes.
+# Base offset, batch length, leader epoch. The checksum does not cover them: it begins with the attributes.
 _PREFIX = struct.Struct(">qii")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
@@ -41,7 +41,7 @@ _MAX_UNCOMPRESSED = 1 << 30  # bytes
 
 
 class AppendError(Exception):
-    """The broker rejects a batch, and the log does not change."""
+    """The broker rejects a batch, and the log remains unchanged."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class AppendError(Exception):
         self.code = code
         self.message = message
         self.is_told = is_told
-        """The client also gets the message; for most errors Kafka sends only the code."""
+        """True if the client also gets the message; for most errors, Kafka sends only the code."""
         self.record_errors = record_errors or {}
-        """The errors of single records, by their index in the batch (KIP-467)."""
+        """The errors of individual records, by their index in the batch (KIP-467)."""
         self.tells_log_start = tells_log_start
-        """Kafka's response also contains the log start offset: for errors that it considers unusual."""
+        """True if the response also contains the log start offset, as in Kafka for errors that it considers unusual."""
 
 
 class LogBatch(NamedTuple):
@@ -71,11 +71,11 @@ class LogBatch(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record."""
+        """The offset of the last record."""
         return self.header.last_offset
 
     def records(self) -> Iterator[Record]:
-        """The records, uncompressed."""
+        """Iterate over the records, uncompressed."""
         payload = memoryview(self.data)[HEADER_SIZE:]
         codec = self.header.codec
         if codec is not Codec.NONE:
@@ -97,14 +97,14 @@ class LogAppendInfo(NamedTuple):
 class VerificationGuard:
     """Permission to append the first batch of a transaction.
 
-    It is created before the coordinator is asked, and becomes void when a marker of that producer is appended
+    The guard is created before the coordinator is asked, and becomes void when a marker of its producer is appended
     (Kafka's VerificationStateEntry)."""
 
     epoch: int
     lowest_sequence: int
     """The lowest sequence of the batches to verify: the batch with this sequence must be appended first."""
     is_new_producer_refused: bool
-    """An unknown producer must begin with sequence 0, as with transactions v2 (KIP-890)."""
+    """True if an unknown producer must begin with sequence 0, as with transactions v2 (KIP-890)."""
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
@@ -118,7 +118,7 @@ class PartitionLog:
         self.config = config
         self.start_offset = 0
         self.end_offset = 0
-        """Offset of the next record."""
+        """The offset of the next record."""
         self.batches: list[LogBatch] = []
         self.producers: dict[int, ProducerStateEntry] = {}
         self.transactions = TransactionIndex()
@@ -138,7 +138,7 @@ class PartitionLog:
             data: The batch.
             header: Its header.
             leader_epoch: The leader's epoch, to be written into the batch.
-            guard: The result of `start_verification`, for a transactional batch that may be the first.
+            guard: The result of `start_verification`, for a batch that may be the first of its transaction.
 
         Raises:
             AppendError: the sequence, the epoch or the transaction does not fit the state of the producer.
@@ -149,7 +149,7 @@ class PartitionLog:
             if state is not None:
                 duplicate = state.find_duplicate(header)
                 if duplicate is not None:
-                    # Kafka answers with the batch's largest timestamp here, also on a CreateTime topic.
+                    # For a duplicate, Kafka returns the batch's largest timestamp, even if the topic uses CreateTime.
                     return LogAppendInfo(
                         duplicate.base_offset, duplicate.last_offset, duplicate.max_timestamp, True
                     )
@@ -175,7 +175,7 @@ class PartitionLog:
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, *, leader_epoch: int, now_ms: int
     ) -> LogAppendInfo:
-        """End a transaction, if the producer has one open here. From now on its older epochs are rejected.
+        """End the producer's transaction, if one is open here. From now on, older epochs of the producer are rejected.
 
         Raises:
             AppendError: the log has seen a newer epoch of the producer, or a newer coordinator.
@@ -190,7 +190,7 @@ class PartitionLog:
         return self.append_by_broker(data, leader_epoch=leader_epoch)
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
-        """Whether the producer has written here in a transaction that has not ended."""
+        """Return True if the producer, with this epoch, has written records to this log in an open transaction."""
         state = self.producers.get(producer_id)
         is_open = self.transactions.first_offset(producer_id) is not None
         return is_open and state is not None and state.epoch == epoch
@@ -216,7 +216,7 @@ class PartitionLog:
             if not header.is_transactional:
                 raise AppendError(
                     ErrorCode.INVALID_TXN_STATE,
-                    f"producer {producer_id}: a batch without the transactional bit in its transaction",
+                    f"producer {producer_id}: a batch without the transactional bit during a transaction",
                     tells_log_start=True,
                 )
             return
@@ -247,7 +247,7 @@ class PartitionLog:
         return batch
 
     def read(self, offset: int, max_bytes: int, *, before: int, at_least_one: bool = True) -> list[Bytes]:
-        """Batches from the one that contains `offset` on, all of them below `before`.
+        """Return the batches from the one that contains `offset` on that end below `before`.
 
         The last batch is cut off at the limit, as in Kafka. The first batch is never cut off: if it exceeds the limit,
         `at_least_one` decides whether it is returned whole or not at all (ReplicaManager.readFromLog,
@@ -266,11 +266,11 @@ class PartitionLog:
         return found
 
     def records(self) -> list[Record]:
-        """Every record of the log, uncompressed and decoded, without transaction markers."""
+        """Return every record of the log, uncompressed and decoded, without transaction markers."""
         return [record for batch in self.batches if not batch.header.is_control for record in batch.records()]
 
     def committed_records(self, high_watermark: int) -> list[Record]:
-        """The records that a consumer with isolation.level=read_committed reads."""
+        """Return the records that a consumer with isolation.level=read_committed reads."""
         before = self.transactions.last_stable_offset(high_watermark)
         return [
             record
@@ -282,7 +282,7 @@ class PartitionLog:
         ]
 
     def first_since(self, timestamp: int) -> Record | None:
-        """The first record that is not older than `timestamp`, in milliseconds."""
+        """Return the first record that is not older than `timestamp`, in milliseconds; None if there is none."""
         for batch in self.batches:
             if batch.header.max_timestamp >= timestamp:
                 for record in batch.records():
@@ -291,14 +291,14 @@ class PartitionLog:
         return None
 
     def newest(self) -> Record | None:
-        """The record with the largest timestamp, the first of several."""
+        """Return the record with the largest timestamp, or the first of several such records."""
         if not self.batches:
             return None
         batch = max(self.batches, key=lambda batch: batch.header.max_timestamp)
         return max(batch.records(), key=lambda record: record.timestamp)
 
     def epoch_at(self, offset: int) -> int | None:
-        """The leader epoch in which the record was written; None if there is no such record."""
+        """Return the leader epoch in which the record at `offset` was written; None if there is no such record."""
         batch = next(self.batches_from(offset), None)
         return None if batch is None else batch.header.partition_leader_epoch
 
@@ -315,7 +315,7 @@ class PartitionLog:
     def delete_before(self, offset: int) -> None:
         """Apply retention: drop the batches that end below `offset`, which becomes the log's start.
 
-        The state of their producers is kept, as in Kafka."""
+        The state of the producers is kept, as in Kafka."""
         del self.batches[: bisect_left(self.batches, offset, key=lambda batch: batch.last_offset)]
         self.start_offset = min(max(offset, self.start_offset), self.end_offset)
         self.transactions.forget_before(self.start_offset)
@@ -341,7 +341,7 @@ class PartitionLog:
             self._guards.pop(producer_id, None)
 
     def batches_from(self, offset: int) -> Iterator[LogBatch]:
-        """The batches from the one that contains `offset` on."""
+        """Iterate over the batches from the one that contains `offset` on."""
         first = bisect_right(self.batches, offset, key=lambda batch: batch.header.base_offset) - 1
         for index in range(max(first, 0), len(self.batches)):
             batch = self.batches[index]
@@ -350,7 +350,7 @@ class PartitionLog:
 
 
 class RememberedBatch(NamedTuple):
-    """The fields by which a retry is distinguished from new records."""
+    """The fields of an appended batch by which a retry of the batch is recognised."""
 
     first_sequence: int
     last_sequence: int
@@ -360,7 +360,7 @@ class RememberedBatch(NamedTuple):
 
 
 class ProducerStateEntry:
-    """A partition's state of one producer id (Kafka's ProducerStateEntry)."""
+    """The state of one producer id in one partition (Kafka's ProducerStateEntry)."""
 
     NUM_BATCHES_TO_RETAIN = 5
 
@@ -376,7 +376,7 @@ class ProducerStateEntry:
         return _next_sequence(self.batches[-1].last_sequence) if self.batches else 0
 
     def find_duplicate(self, header: BatchHeader) -> RememberedBatch | None:
-        """The remembered batch of the same epoch with exactly the same first and last sequence."""
+        """Return the remembered batch of the same epoch with exactly the same first and last sequence."""
         if header.producer_epoch == self.epoch:
             wanted = header.base_sequence, _last_sequence(header)
             for batch in self.batches:
@@ -398,7 +398,7 @@ class ProducerStateEntry:
         elif header.base_sequence != self.next_sequence:
             raise AppendError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"{who}: sequence {header.base_sequence} where {self.next_sequence} is next",
+                f"{who}: sequence {header.base_sequence}, but {self.next_sequence} is next",
                 tells_log_start=True,
             )
 
@@ -427,7 +427,7 @@ class ProducerStateEntry:
         )
 
     def end_transaction(self, epoch: int, coordinator_epoch: int) -> None:
-        """Apply a marker; with transactions v2 it has a new epoch, and sequences begin at 0 again."""
+        """Apply a marker. With transactions v2, the marker has a new epoch, and sequences begin at 0 again."""
         self._enter(epoch)
         self.coordinator_epoch = coordinator_epoch
 
@@ -442,5 +442,5 @@ def _next_sequence(sequence: int) -> int:
 
 
 def _last_sequence(header: BatchHeader) -> int:
-    """Sequences wrap from 2**31 - 1 to 0, also in the middle of a batch."""
+    """Return the last sequence of a batch. Sequences wrap from 2**31 - 1 to 0, even within a batch."""
     return (header.base_sequence + header.last_offset_delta) % (MAX_SEQUENCE + 1)

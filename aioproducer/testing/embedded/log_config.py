@@ -1,6 +1,6 @@
-"""The settings of a topic by Kafka's names, their valid values, and those that have an effect in this cluster.
+"""The settings of a topic by Kafka's names: their valid values, and the settings that have an effect in this cluster.
 
-The others are only checked: the embedded log keeps every record that it accepted.
+The other settings are only checked: the embedded log keeps every record that it has accepted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from aioproducer.protocol.compression import Codec
 
 NO_LIMIT = 2**63 - 1
-"""Java's Long.MAX_VALUE: no timestamp is too far away."""
+"""Java's Long.MAX_VALUE: any timestamp is accepted."""
 
 HOUR_MS = 3_600_000
 
 PRODUCERS_CODEC = "producer"
-"""compression.type: keep what the producer chose."""
+"""The compression.type that keeps the codec of the producer."""
 
 _CODECS = {"uncompressed": Codec.NONE, **{codec.name.lower(): codec for codec in Codec if codec}}
 _INT, _LONG = 2**31 - 1, 2**63 - 1
@@ -116,12 +116,12 @@ _CHECKS_BEFORE_4: dict[str, Callable[[str], object]] = {
     "message.timestamp.difference.max.ms": _number(0),
     "segment.bytes": _number(14, _INT),
 }
-"""Kafka 4.0 has dropped some (KIP-724, KIP-937) and narrowed another (KIP-1030)."""
+"""The same before Kafka 4.0, which removed three settings (KIP-724, KIP-937) and narrowed segment.bytes (KIP-1030)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """A topic's settings that have an effect here, by Kafka's names with dots for underscores."""
+    """The topic settings that have an effect here, under Kafka's names with underscores instead of dots."""
 
     cleanup_policy: str = "delete"
     compression_type: str = PRODUCERS_CODEC
@@ -136,7 +136,7 @@ class LogConfig:
 
     @classmethod
     def of_broker(cls, *, is_before_4: bool, max_message_bytes: int, min_insync_replicas: int) -> LogConfig:
-        """The defaults of a broker. Before Kafka 4.0, timestamps were not limited."""
+        """Return the defaults of a broker. Before Kafka 4.0, timestamps were not limited."""
         return cls(
             max_message_bytes=max_message_bytes,
             message_timestamp_after_max_ms=NO_LIMIT if is_before_4 else HOUR_MS,
@@ -151,12 +151,12 @@ class LogConfig:
 
     @property
     def uses_log_append_time(self) -> bool:
-        """True if the broker's time replaces that of the records."""
+        """True if the broker's time replaces the timestamps of the records."""
         return self.message_timestamp_type == "LogAppendTime"
 
     @property
     def codec(self) -> Codec | None:
-        """The codec with which every batch is compressed; None: the producer's choice."""
+        """The codec with which every batch is compressed; None keeps the producer's choice."""
         return _CODECS.get(self.compression_type)
 
     def changed(self, settings: Mapping[str, str | None]) -> LogConfig:

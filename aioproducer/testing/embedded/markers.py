@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class _Appended(NamedTuple):
-    """A marker in a log. It counts once it is replicated, and is lost with its leader before that."""
+    """A marker in a log. It counts once it is replicated; before that, a change of leader discards it."""
 
     leader_epoch: int
     offset: int
 
 
 class Markers:
-    """The markers that are written and not yet replicated, and those that are held back."""
+    """The markers that are written but not yet replicated, and the partitions whose markers are held back."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
         self._held: list[tuple[str | None, int | None]] = []
-        # By the transaction, as (transactional id, producer id, epoch), and the partition.
+        # Keyed by transaction, as (transactional id, producer id, epoch), and then by partition.
         self._appended: dict[tuple[str, int, int], dict[TopicPartition, _Appended]] = {}
         self._waiting: dict[Partition, None] = {}
 
     def hold(self, topic: str | None, partition: int | None) -> None:
-        """Write no marker to these partitions; None means all."""
+        """Stop writing markers to these partitions; None means all."""
         self._held.append((topic, partition))
 
     def release(self) -> None:
@@ -44,7 +44,7 @@ class Markers:
         self._held.clear()
 
     def targets(self) -> list[Partition]:
-        """The partitions that must change before another marker can be written, or before a written one counts."""
+        """Return the partitions that must change before another marker can be written or a written one counts."""
         return list(self._waiting)
 
     def write(self, metadata: TransactionMetadata, coordinator_epoch: int) -> bool:
@@ -56,7 +56,7 @@ class Markers:
         key = metadata.transactional_id, *metadata.identity
         appended = self._appended.setdefault(key, {})
         marker = Marker(metadata.state is TransactionStatus.PREPARE_COMMIT, coordinator_epoch)
-        # A list, because every partition must be processed.
+        # all() gets a list, not a generator, because every partition must be processed.
         if not all([self._write_one(metadata, marker, target, appended) for target in metadata.partitions]):
             return False
         del self._appended[key]

@@ -1,7 +1,7 @@
 """The handlers of requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
 The docstring of each handler lists the changes by version of its API. Only CreateTopics changes the cluster, and
-Metadata if it may create the requested topic.
+Metadata when it creates a requested topic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRANSACTION_VERSION = "transaction.version"
 """The feature that determines the version of transactions in the cluster."""
 
 BROKER_DEFAULT = -1
-"""In CreateTopics: the broker's default number of partitions or replicas."""
+"""The value in CreateTopics for the broker's default number of partitions or replicas."""
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 """The resource type of each key type of FindCoordinator."""
@@ -46,7 +46,8 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 async def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """1: throttle time. 3: the client's name and version (KIP-511), features. 4: features from 0 on."""
+    """Handle ApiVersions. Version 1: throttle time. 3: the client's name and version (KIP-511), features. 4: features
+    with the lowest level 0."""
     served = context.release.versions
     error = context.refusal()
     if error is None and context.version >= 3:
@@ -67,9 +68,9 @@ async def api_versions(context: RequestContext, request: ApiVersionsRequest) -> 
 
 
 def _add_features(context: RequestContext, response: ApiVersionsResponse) -> None:
-    """KIP-584, KIP-890: the level of transaction.version, which decides between transactions v1 and v2."""
+    """Add the level of transaction.version, which decides between transactions v1 and v2 (KIP-584, KIP-890)."""
     if context.version >= 4:
-        # Level 0 is supported, which older clients would not understand.
+        # Older clients would not understand that level 0 is supported.
         supported = ApiVersionsResponse.SupportedFeatureKey(
             name=TRANSACTION_VERSION, min_version=0, max_version=context.release.transaction_version
         )
@@ -85,7 +86,7 @@ def _add_features(context: RequestContext, response: ApiVersionsResponse) -> Non
 
 
 def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]) -> ApiVersionsResponse:
-    """KIP-511: return the served versions to a client whose ApiVersions request was too new."""
+    """Return an error response; if the request was too new, it lists the served versions of ApiVersions (KIP-511)."""
     response = ApiVersionsResponse(error_code=error)
     if error is ErrorCode.UNSUPPORTED_VERSION:
         key = ApiKey.API_VERSIONS
@@ -98,8 +99,8 @@ def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]
 
 
 async def metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    """0: an empty list asks for all topics, later None does. 4: allow_auto_topic_creation. 5: offline
-    replicas. 7: leader epochs. 10: topic ids. 12: topics by id. 13: an error of the whole answer."""
+    """Handle Metadata. Version 0: an empty list asks for all topics; later, None does. 4: allow_auto_topic_creation.
+    5: offline replicas. 7: leader epochs. 10: topic ids. 12: topics by id. 13: an error for the whole response."""
     cluster = context.cluster
     alive = cluster.alive()
     response = MetadataResponse(
@@ -123,7 +124,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
             if context.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name) is None
         ]
     else:
-        # Before version 4, only the broker's setting decides.
+        # Before version 4, only the broker's setting decides about creation.
         may_create = request.allow_auto_topic_creation or context.version < 4
         if context.version < 12 and any(topic.name is None for topic in wanted):
             return _refused_metadata(wanted, ErrorCode.INVALID_REQUEST)
@@ -138,7 +139,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
 def _refused_metadata(
     wanted: Sequence[MetadataRequest.MetadataRequestTopic], error: ErrorCode
 ) -> MetadataResponse:
-    """A response that contains only the error."""
+    """Return a response that contains only this error for each topic."""
     topics = [
         MetadataResponse.MetadataResponseTopic(
             error_code=error, name=topic.name or "", topic_id=topic.topic_id
@@ -158,7 +159,7 @@ def _looked_up(
     name = topic.name if topic else wanted.name
     denied = context.denied(Operation.DESCRIBE, ResourceType.TOPIC, name) if name else None
     if denied is not None:
-        # Reveals neither whether the topic exists nor, to a client that knows only the id, its name.
+        # The response reveals neither whether the topic exists nor, to a client that knows only the id, its name.
         return MetadataResponse.MetadataResponseTopic(
             error_code=denied, name=wanted.name, topic_id=wanted.topic_id
         )
@@ -171,10 +172,10 @@ def _looked_up(
     elif (refusal := context.refusal(wanted.name)) is not None:
         error = refusal
     elif may_create and cluster.auto_create:
-        # Created now, the topic exists when the client asks again. (With ZooKeeper, Kafka answered
+        # The topic is created now, so it exists when the client asks again. (With ZooKeeper, Kafka answered
         # LEADER_NOT_AVAILABLE.)
         error = creation_refusal(context, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        # Only the controller detects a collision, and the broker does not wait for its answer.
+        # Only the controller detects a collision of names, and the broker does not wait for its answer.
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
             cluster.auto_create_topic(wanted.name)
     else:
@@ -228,7 +229,7 @@ def _described_partition(
 async def find_coordinator(
     context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """1: key types. 4: several keys in one request (KIP-699). 6: share groups."""
+    """Handle FindCoordinator. Version 1: key types. 4: several keys in one request (KIP-699). 6: share groups."""
     keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
     resource_type = _COORDINATED.get(request.key_type)
@@ -257,7 +258,7 @@ async def find_coordinator(
 
 
 async def create_topics(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """4: -1 means the broker's default (KIP-464). 5: the response describes the topics. 7: topic ids."""
+    """Handle CreateTopics. Version 4: -1 means the broker's default (KIP-464). 5: topics in response. 7: topic ids."""
     names = [wanted.name for wanted in request.topics]
     twice = {name for name in names if names.count(name) > 1}
     results = [

@@ -1,7 +1,7 @@
-"""The records of `__consumer_offsets`: a group's offset in one partition, and the state that a log of them describes.
+"""The records of `__consumer_offsets`, each with a group's offset in one partition, and the state that they describe.
 
-Offsets committed in a transaction are transactional records: they count from the commit marker on, and an abort
-marker discards them. The formats are Kafka's (OffsetCommitKey, OffsetCommitValue).
+Offsets committed in a transaction are transactional records: they take effect at the commit marker, and an
+abort marker discards them. The formats are Kafka's (OffsetCommitKey, OffsetCommitValue).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VALUE_VERSION = 4
 
 
 class OffsetCommitKey(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, versions=(0, 1), flexible_from=NEVER):
-    """The group and the partition of an offset."""
+    """The group and the partition of a committed offset."""
 
     group: str = string()
     topic: str = string()
@@ -32,7 +32,7 @@ class OffsetCommitKey(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, versions=(0, 1)
 
 
 class OffsetCommitValue(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, versions=(3, 4), flexible_from=4):
-    """The offset. 3: leader epoch."""
+    """The committed offset. Version 3: leader epoch."""
 
     offset: int = int64()
     leader_epoch: int = int32(default=-1)
@@ -51,7 +51,7 @@ class CommittedOffset(NamedTuple):
 def encoded_offset(
     group: str, target: TopicPartition, committed: CommittedOffset | None, now_ms: int
 ) -> tuple[bytes, bytes | None]:
-    """A record's key and value; a value of None deletes the offset."""
+    """Encode the key and value of an offset's record; a value of None deletes the offset."""
     key = versioned(
         OffsetCommitKey(group=group, topic=target.topic, partition=target.partition), _KEY_VERSION
     )
@@ -67,16 +67,16 @@ def encoded_offset(
 
 
 class GroupOffsets:
-    """The state of one partition of `__consumer_offsets`, read as far as it is replicated."""
+    """The state of one partition of `__consumer_offsets`, read from its replicated records."""
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        # By producer id, in the order in which its transaction wrote them.
+        # The offsets of open transactions by producer id, in the order in which they were written.
         self._pending: dict[int, dict[tuple[str, TopicPartition], CommittedOffset]] = {}
         self._next_offset = 0
 
     def catch_up(self, log: PartitionLog, high_watermark: int) -> GroupOffsets:
-        """Read the new records of the log. Returns itself."""
+        """Read the new replicated records of the log, and return self."""
         for batch in log.batches_from(self._next_offset):
             if batch.last_offset >= high_watermark:
                 break
@@ -85,21 +85,21 @@ class GroupOffsets:
         return self
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """The offsets that are committed."""
+        """Return the committed offsets of a group."""
         return self._committed.get(group, {})
 
     def knows(self, group: str) -> bool:
-        """Whether anything was written about the group."""
+        """Return True if the group has had committed offsets, or has pending ones."""
         return group in self._committed or any(
             name == group for offsets in self._pending.values() for name, _ in offsets
         )
 
     def is_pending(self, group: str, target: TopicPartition) -> bool:
-        """True if an open transaction has written another offset."""
+        """Return True if an open transaction has written an offset of the group for this partition."""
         return any((group, target) in offsets for offsets in self._pending.values())
 
     def concerning(self, topic: str) -> list[tuple[str, TopicPartition]]:
-        """Every offset in a topic, pending ones included, with its group."""
+        """Return the group and the partition of every offset in a topic, including pending ones."""
         found = [
             (group, target)
             for group, offsets in self._committed.items()

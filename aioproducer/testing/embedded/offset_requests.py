@@ -24,11 +24,11 @@ from aioproducer.testing.embedded.verification import Question, Support, verify
 from aioproducer.types import TopicPartition
 
 MAX_METADATA = 4096
-"""Java characters, two for each character beyond the basic plane; Kafka's default
+"""The maximum length of an offset's metadata, in UTF-16 code units; Kafka's default
 (offset.metadata.max.bytes)."""
 
 _PASSED_ON_AS = {
-    # Old clients don't expect an error of the connection between two brokers.
+    # Older clients do not expect an error of a connection between brokers.
     ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 }
 
@@ -36,8 +36,8 @@ _PASSED_ON_AS = {
 async def txn_offset_commit(
     context: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    """2: leader epochs. 3: member and generation (KIP-447). 4: TRANSACTION_ABORTABLE. 5: adds the group's
-    partition to the transaction by itself (KIP-890)."""
+    """Handle TxnOffsetCommit. Version 2: leader epochs. 3: member and generation (KIP-447). 4: TRANSACTION_ABORTABLE.
+    5: the request also adds the group's partition to the transaction (KIP-890)."""
     asked = {
         TopicPartition(topic.name, part.partition_index): part
         for topic in request.topics
@@ -71,7 +71,7 @@ async def txn_offset_commit(
 def _refused(
     context: RequestContext, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
 ) -> dict[TopicPartition, ErrorCode]:
-    """The errors of the request that are found before the coordinator checks it."""
+    """Return the errors that are found before the coordinator checks the request."""
     denied = context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
     ) or context.denied(Operation.READ, ResourceType.GROUP, request.group_id)
@@ -92,7 +92,7 @@ async def _committed(
     request: TxnOffsetCommitRequest,
     parts: Mapping[TopicPartition, TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition],
 ) -> dict[TopicPartition, ErrorCode]:
-    """Commit what can be committed; return the error codes of the rest. Raises TransactionRefused."""
+    """Commit the valid offsets; return the error codes of the others. Raises TransactionRefused."""
     groups = context.cluster.groups
     if not request.group_id:
         raise TransactionRefused(ErrorCode.INVALID_GROUP_ID)
@@ -123,7 +123,7 @@ async def _committed(
 async def _check_transaction(
     context: RequestContext, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
 ) -> None:
-    """Ask the transaction coordinator, as the leader of any partition does. Raises TransactionRefused."""
+    """Ask the transaction coordinator, as any partition leader does. Raises TransactionRefused."""
     partition = context.cluster.groups.partition_of(request.group_id)
     target = TopicPartition(partition.topic, partition.index)
     answers = await verify(
@@ -138,8 +138,8 @@ async def _check_transaction(
 
 
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """2: all of a group; an error of the group. 5: leader epochs. 7: require_stable (KIP-447). 8: several
-    groups (KIP-709)."""
+    """Handle OffsetFetch. Version 2: all offsets of a group, and an error for the group. 5: leader epochs.
+    7: require_stable (KIP-447). 8: several groups (KIP-709)."""
     if context.version >= 8:
         groups = [
             _described_group(context, asked.group_id, _named(asked.topics), request.require_stable)
@@ -155,7 +155,7 @@ def _named(
     topics: Iterable[OffsetFetchRequest.OffsetFetchRequestTopic | OffsetFetchRequest.OffsetFetchRequestTopics]
     | None,
 ) -> dict[str, list[int]] | None:
-    """The partitions that the request names; None: all."""
+    """Return the partitions that the request names; None means all."""
     return None if topics is None else {topic.name: topic.partition_indexes for topic in topics}
 
 
@@ -209,7 +209,7 @@ def _described_offset(
 def _as_one_group(
     group: OffsetFetchResponse.OffsetFetchResponseGroup, wanted: Mapping[str, list[int]], version: int
 ) -> OffsetFetchResponse:
-    """The response of versions up to 7; version 1 repeats an error of the group for each partition."""
+    """Return the response for versions up to 7. Version 1 repeats an error of the group for each partition."""
     topics = group.topics
     if group.error_code and version < 2:
         topics = [

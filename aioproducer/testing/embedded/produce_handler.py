@@ -1,7 +1,7 @@
-"""The handler of Produce: it passes each batch to its partition, has it checked, and acknowledges it.
+"""The handler of Produce, which checks each batch, appends it to its partition, and acknowledges it.
 
 The order of the checks is that of Kafka's KafkaApis and ReplicaManager. An error in one partition does not
-affect the others. `validation` checks the batch itself, and the log checks its producer's sequences.
+affect the others. `validation` checks the batch itself, and the log checks the producer's sequences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Wanted(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A batch in the leader's log, and the response that waits for it."""
+    """A batch in the leader's log, and the response that waits for its replication."""
 
     partition: Partition
     appended: LogAppendInfo
@@ -49,8 +49,8 @@ class _Written(NamedTuple):
 
 
 async def produce(context: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
-    """3: record batch v2. 5: log start offset. 7: zstd. 8: errors of records. 10: the new leader with
-    NOT_LEADER_OR_FOLLOWER (KIP-951). 13: topic ids (KIP-516). 11 and 12 concern transactions only.
+    """Handle Produce. Version 3: record batch v2. 5: log start offset. 7: zstd. 8: errors of records. 10: the new
+    leader with NOT_LEADER_OR_FOLLOWER (KIP-951). 13: topic ids (KIP-516). 11 and 12 concern transactions only.
     """
     answers: dict[_TopicKey, dict[int, _Answer]] = {}
     written: list[_Written] = []
@@ -63,8 +63,8 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
         answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
         answers[target[:2]][target[2]] = _append(context, request, wanted.pop(target), target[2], written)
-    # If a request names a partition twice, Kafka appends the last batch and answers once: for a batch that
-    # was rejected before the append, if there is one.
+    # If a request names a partition twice, Kafka appends the last batch and answers once. If a batch of the
+    # partition was rejected before the append, the response contains its error.
     for target, answer in refused.items():
         answers[target[:2]][target[2]] = answer
     if request.acks == -1:
@@ -87,9 +87,9 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
 async def _sorted_out(
     context: RequestContext, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
 ) -> tuple[dict[_Target, _Wanted], dict[_Target, _Answer]]:
-    """The batches that a partition can accept, and the errors of the rest (KafkaApis.handleProduceRequest).
+    """Return the batches for existing partitions, and the errors of the others (KafkaApis.handleProduceRequest).
 
-    From here on the request has no record bytes. `answers` gets its topics and partitions in order.
+    The record bytes are removed from the request. `answers` gets an entry for each partition, in order.
     """
     wanted: dict[_Target, _Wanted] = {}
     refused: dict[_Target, _Answer] = {}
@@ -117,10 +117,10 @@ async def _sorted_out(
 def _found(
     context: RequestContext, topic: EmbeddedTopic | None, name: str, index: int
 ) -> tuple[EmbeddedTopic, Partition]:
-    """Return the topic and partition if this client is allowed to write there. Raises AppendError."""
+    """Return the topic and partition if this client is allowed to write to them. Raises AppendError."""
     scripted = context.refusal(topic.name, index) if topic else None
     if scripted is not None:
-        raise AppendError(scripted, "so says the script")
+        raise AppendError(scripted, "the scripted error")
     denied = context.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None
     if denied is not None:
         raise AppendError(denied, f"{context.session.principal} may not write to {name}")
@@ -162,7 +162,7 @@ def _check_partition(context: RequestContext, request: ProduceRequest, wanted: _
     if request.acks not in (-1, 0, 1):
         raise AppendError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} is not one of -1, 0, 1")
     if topic.is_internal:
-        raise AppendError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is written by brokers only")
+        raise AppendError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"only brokers may write to {topic.name}")
     if partition.leader != context.node:
         raise AppendError(
             ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {context.node} does not lead the partition"
@@ -183,18 +183,20 @@ def _check_release(context: RequestContext, batch: memoryview) -> None:
     except ProtocolError:
         return  # Validation reports the error.
     if codec not in context.release.codecs:
-        raise AppendError(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"no {codec.name} here")
+        raise AppendError(
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"this release does not support {codec.name}"
+        )
     if header.producer_id != NO_PRODUCER_ID and context.release.idempotence_needs_cluster_acl:
         denied = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
         if denied is not None:
             raise AppendError(denied, f"{context.session.principal} may not write idempotently")
 
 
-# Answers
+# Responses
 
 
 def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
-    """The answer to a request that fails as a whole (ProduceRequest.getErrorResponse)."""
+    """Return the response to a request that fails as a whole (ProduceRequest.getErrorResponse)."""
     code = ErrorCode.UNKNOWN_SERVER_ERROR
     return {
         (topic.name, topic.topic_id, data.index): _Answer(
@@ -206,7 +208,7 @@ def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
 
 
 def _refusal(index: int, error: AppendError) -> _Answer:
-    """Kafka sends a text only where it adds something to the code."""
+    """Return the response for a rejected batch. Kafka sends a message only where it adds something to the code."""
     logger.debug("partition %d of a Produce request is rejected: %s", index, error)
     return _Answer(
         index=index,
@@ -237,7 +239,7 @@ def _put_together(context: RequestContext, answers: dict[_TopicKey, dict[int, _A
 
 
 async def _await_replication(context: RequestContext, written: Sequence[_Written], timeout: float) -> None:
-    """acks=all: wait until the followers have everything, or until it is certain that they won't (DelayedProduce)."""
+    """Wait, for acks=all, until every batch is replicated or can no longer be, or the time is over (DelayedProduce)."""
     waiting = list(written)
 
     def is_settled() -> bool:
@@ -250,7 +252,7 @@ async def _await_replication(context: RequestContext, written: Sequence[_Written
 
 
 def _settle(context: RequestContext, written: _Written) -> bool:
-    """True if the fate of a batch is known. The leader has appended it, even if the answer contains an error."""
+    """Return True if the outcome of a batch is known. Even if the outcome is an error, the leader has appended it."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -264,7 +266,7 @@ def _settle(context: RequestContext, written: _Written) -> bool:
 
 
 def _add_leaders(context: RequestContext, response: ProduceResponse) -> None:
-    """KIP-951: add the current leaders and their addresses."""
+    """Add the current leaders and their addresses to the response (KIP-951)."""
     leaders: set[int] = set()
     for topic_response in response.responses:
         topic = context.cluster.find_topic(topic_response.name, topic_response.topic_id)

@@ -1,8 +1,8 @@
 """Quotas by client id: the time for which a client above its quota is muted.
 
 As in Kafka's ClientQuotaManager, each broker sums up a client's use in eleven windows of one second. A client
-above the rate is muted until the mean is down again. EmbeddedBroker calls this module after each request; the
-time is that of its event loop.
+above its rate is muted until the mean is back at the limit. EmbeddedBroker calls this module after each request, with
+the time of its event loop.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ T = TypeVar("T")
 WINDOW = 1.0
 """The size of a window in seconds (quota.window.size.seconds)."""
 WINDOWS = 11
-"""Ten full windows, and one that is being filled (quota.window.num)."""
+"""The number of windows: ten full ones, and one that is being filled (quota.window.num)."""
 
 
 class Quota(NamedTuple):
     """The limits of a client on one broker; None means no limit."""
 
     producer_byte_rate: float | None = None
-    """Bytes of Produce requests in a second."""
+    """The bytes of Produce requests per second."""
     request_percentage: float | None = None
-    """Percent of the time of one request thread; 200 is the time of two threads."""
+    """The percentage of one request thread's time; 200 is the time of two threads."""
 
 
 class Rate:
@@ -34,10 +34,10 @@ class Rate:
 
     def __init__(self) -> None:
         self._windows: deque[tuple[float, float]] = deque()
-        """Start and sum of each; the last one is being filled."""
+        """The start and sum of each window; the last one is being filled."""
 
     def record(self, value: float, now: float) -> None:
-        """Add a value at a time in seconds."""
+        """Add a value at the time `now`, in seconds."""
         while self._windows and now - self._windows[0][0] >= WINDOWS * WINDOW:
             self._windows.popleft()
         if not self._windows or now - self._windows[-1][0] >= WINDOW:
@@ -47,17 +47,17 @@ class Rate:
             self._windows[-1] = start, total + value
 
     def throttle(self, limit: float, now: float) -> float:
-        """Seconds without a further value until the rate is down to the limit, right after `record`."""
+        """Return the seconds without further values until the rate is at the limit. Call it right after `record`."""
         start = self._windows[0][0]
         elapsed = now - start
-        # Ten windows count as passed from the start, so that a first request does not cause an enormous rate.
+        # At least ten windows count as elapsed, so that the first request does not cause an enormous rate.
         elapsed += max(WINDOWS - 1 - int(elapsed / WINDOW), 0) * WINDOW
         rate = sum(total for _, total in self._windows) / elapsed
         return max((rate - limit) / limit * elapsed, 0.0)
 
 
 class Quotas:
-    """The quotas of a cluster and its clients' use."""
+    """The quotas of a cluster, and the rates of its clients."""
 
     def __init__(self) -> None:
         self._quotas: dict[str | None, Quota] = {}
@@ -78,10 +78,10 @@ class Quotas:
         """Record a request; return the seconds for which its connection is to be muted.
 
         Args:
-            node: The broker that served it; each has rates of its own.
-            client_id: The client that sent it.
+            node: The broker that served it; each broker has its own rates.
+            client_id: The client that sent the request.
             size: Bytes of a Produce request, 0 for others.
-            seconds: The time that the broker worked on it.
+            seconds: The time that the broker worked on the request.
             now: The loop's time.
         """
         quota = self._quotas.get(client_id) or self._quotas.get(None) or Quota()
@@ -93,7 +93,7 @@ class Quotas:
         if quota.request_percentage is not None:
             rate = self._rate(node, client_id, "time")
             rate.record(seconds * 100, now)
-            # Kafka never mutes for longer than a window because of this one (ClientRequestQuotaManager).
+            # Because of this quota, Kafka never mutes for longer than one window (ClientRequestQuotaManager).
             throttle = max(throttle, min(rate.throttle(quota.request_percentage, now), WINDOW))
         return throttle
 
@@ -102,7 +102,7 @@ class Quotas:
 
 
 class Timed(Generic[T]):
-    """Awaits a coroutine and sums up its running time, without the time that it waited."""
+    """Awaits a coroutine and adds up its running time, without its waiting time."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
         self.seconds = 0.0

@@ -1,6 +1,6 @@
-"""One pass over a batch's records, as a leader makes it: are they well-formed, and what are their properties?
+"""One pass over the records of a batch, as in a leader, which checks their form and collects their properties.
 
-Keys, values and headers are stepped over, not read. It is the embedded cluster's only work for each record,
+Keys, values and headers are skipped, not read. This is the only work that the embedded cluster does for each record,
 so it is written as one loop.
 """
 
@@ -21,10 +21,10 @@ class UnreadableLengthError(ProtocolError):
 
 
 class ScannedRecords(NamedTuple):
-    """Properties of a batch's records; the lists have an entry for each record."""
+    """The properties of a batch's records; `timestamps` and `bodies` have an entry for each record."""
 
     payload: bytes
-    """All records, unpacked."""
+    """The bytes of all records, unpacked."""
     timestamps: list[int]
     """The timestamps in ms since 1970."""
     keyless: list[int]
@@ -32,19 +32,19 @@ class ScannedRecords(NamedTuple):
     bodies: list[tuple[int, int]]
     """The position of the key's length in the payload, and the end of the record."""
     are_numbered: bool
-    """True if their offset deltas are 0, 1, 2 and so on."""
+    """True if the offset deltas of the records are 0, 1, 2 and so on."""
 
 
 def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
-    """Step through the records after a header.
+    """Step through the records of a batch.
 
     Args:
         payload: All bytes after the header, unpacked.
-        header: Its record count is at least 1.
+        header: The header of the batch; its record count is at least 1.
 
     Raises:
         UnreadableLengthError: a record's length can't be read.
-        ProtocolError: a record is malformed, or they are fewer or more than the header's count.
+        ProtocolError: a record is malformed, or the number of records differs from the header's count.
     """
     data = bytes(payload)
     timestamps: list[int] = []
@@ -58,7 +58,7 @@ def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
             end = at + length
             if length < 0 or end > len(data):
                 raise ProtocolError(f"length {length} with {len(data) - at} bytes left")
-            at += 1  # attributes, which mean nothing
+            at += 1  # attributes, which are unused
             timestamp_delta, at = _varint(data, at, ProtocolError, _VARLONG_BYTES)
             offset_delta, at = _varint(data, at)
             bodies.append((at, end))
@@ -79,7 +79,7 @@ def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
         if offset_delta != index:
             are_numbered = False
     if at != len(data):
-        raise ProtocolError(f"{len(data) - at} bytes behind the last of {header.record_count} records")
+        raise ProtocolError(f"{len(data) - at} bytes after the last of {header.record_count} records")
     if header.log_append_time:
         timestamps = [header.max_timestamp] * len(timestamps)
     else:
@@ -101,7 +101,7 @@ def _skip_headers(data: bytes, at: int, end: int) -> int:
 
 
 def _skipped(data: bytes, at: int) -> int:
-    """Return the end of the bytes whose length is at `at`; any negative length is null."""
+    """Return the end of the bytes whose length is at `at`; any negative length means null."""
     length, at = _varint(data, at)
     return at + length if length > 0 else at
 
@@ -109,9 +109,9 @@ def _skipped(data: bytes, at: int) -> int:
 def _varint(
     data: bytes, at: int, error: type[ProtocolError] = ProtocolError, most: int = _VARINT_BYTES
 ) -> tuple[int, int]:
-    """A zigzag varint of at most `most` bytes, and its end."""
+    """Return a zigzag varint of at most `most` bytes, and its end."""
     raw = data[at]
-    if raw < 0x80:  # most are one byte long
+    if raw < 0x80:  # most varints are one byte long
         return (raw >> 1) ^ -(raw & 1), at + 1
     raw &= 0x7F
     for step in range(1, most):

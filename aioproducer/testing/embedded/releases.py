@@ -1,4 +1,4 @@
-"""The versions of each API in a Kafka release, which are the limits of `EmbeddedCluster(versions=...)`.
+"""The API versions of each Kafka release, to which `EmbeddedCluster(versions=...)` limits its brokers.
 
 Besides Kafka's releases, one other service is imitated: Azure Event Hubs, which supports Kafka's protocol with limits
 of its own.
@@ -20,15 +20,15 @@ RELEASES = tuple(
 )
 """Kafka's releases, in order."""
 
-# "2.1:7" says that Kafka 2.1 is the first release with version 7. Releases before the first lack the API.
+# "2.1:7" means that Kafka 2.1 is the first release with version 7. Earlier releases than those listed lack the API.
 _SINCE: dict[ApiKey, str] = {
-    # 7: zstd (KIP-110). 8: errors per record (KIP-467). 10: the new leader in the answer (KIP-951).
+    # 7: zstd (KIP-110). 8: errors per record (KIP-467). 10: the new leader in the response (KIP-951).
     # 12: transactions v2 (KIP-890). 13: topic ids (KIP-516).
     ApiKey.PRODUCE: "0.11:3 1.0:5 2.0:6 2.1:7 2.4:8 2.8:9 3.7:10 3.8:11 4.0:12 4.1:13",
     # 13: topic ids (KIP-516).
     ApiKey.FETCH: "0.11:5 1.0:6 1.1:7 2.0:8 2.1:10 2.3:11 2.7:12 3.1:13 3.5:15 3.7:16 3.9:17 4.1:18",
     ApiKey.LIST_OFFSETS: "0.11:2 2.0:3 2.1:4 2.2:5 2.8:6 3.0:7 3.5:8 3.9:9 4.0:10 4.2:11",
-    # 10: topic ids (KIP-516). 13: an error of the whole answer (KIP-1102).
+    # 10: topic ids (KIP-516). 13: an error for the whole response (KIP-1102).
     ApiKey.METADATA: "0.11:4 1.0:5 2.0:6 2.1:7 2.3:8 2.4:9 2.8:11 3.1:12 4.0:13",
     ApiKey.OFFSET_FETCH: "0.11:3 2.0:4 2.1:5 2.4:6 2.5:7 3.0:8 3.7:9 4.2:10",
     # 4: several keys at once (KIP-699).
@@ -37,16 +37,16 @@ _SINCE: dict[ApiKey, str] = {
     # 3: the client's name and version (KIP-511).
     ApiKey.API_VERSIONS: "0.11:1 2.0:2 2.4:3 3.9:4",
     ApiKey.CREATE_TOPICS: "0.11:2 2.0:3 2.4:5 2.7:6 2.8:7",
-    # 3: with the old epoch (KIP-360). 4: PRODUCER_FENCED (KIP-588).
+    # 3: the request contains the old epoch (KIP-360). 4: PRODUCER_FENCED (KIP-588).
     ApiKey.INIT_PRODUCER_ID: "0.11:0 2.0:1 2.4:2 2.5:3 2.7:4 3.8:5",
-    # 4: for brokers among themselves (KIP-890).
+    # 4: used only between brokers (KIP-890).
     ApiKey.ADD_PARTITIONS_TO_TXN: "0.11:0 2.0:1 2.7:2 2.8:3 3.6:4 3.8:5",
     ApiKey.ADD_OFFSETS_TO_TXN: "0.11:0 2.0:1 2.7:2 2.8:3 3.8:4",
     # 5: bumps the epoch (KIP-890).
     ApiKey.END_TXN: "0.11:0 2.0:1 2.7:2 2.8:3 3.8:4 4.0:5",
     # 5: adds the group to the transaction (KIP-890).
     ApiKey.TXN_OFFSET_COMMIT: "0.11:0 2.0:1 2.1:2 2.5:3 3.8:4 4.0:5",
-    # 1: how long the session lasts (KIP-368).
+    # 1: the lifetime of the session (KIP-368).
     ApiKey.SASL_AUTHENTICATE: "1.0:0 2.2:1 2.5:2",
     # Metrics of clients (KIP-714).
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "3.7:0",
@@ -54,8 +54,9 @@ _SINCE: dict[ApiKey, str] = {
 }
 
 _EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
-    # According to clients' logs, it serves Metadata without topic ids (9) and OffsetFetch 8, although Produce
-    # has topic ids (13), a combination that one client works around. The rest is as in a Kafka of that age.
+    # According to clients' logs, Event Hubs serves Metadata without topic ids (9) and OffsetFetch 8, even though its
+    # Produce has topic ids (13). One client works around this combination. The other versions are those of a Kafka
+    # release of the same age.
     ApiKey.PRODUCE: 13,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 8,
@@ -98,30 +99,30 @@ _TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """How the brokers of one release differ from those of others."""
+    """The properties in which the brokers of one release differ from those of others."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]
-    """The versions that are served."""
+    """The versions of each API that the brokers serve."""
     refuses_newer_api_versions: bool = True
-    """An ApiVersions request of a version that is too new is answered with the supported versions (KIP-511). If False,
-    the connection is closed."""
+    """If True, an ApiVersions request of a version that is too new is answered with the supported versions (KIP-511).
+    If False, the connection is closed."""
     codecs: frozenset[Codec] = frozenset(Codec)
     """The codecs that a batch can be compressed with."""
     answers_acks_0: bool = False
-    """Even a Produce request with acks=0 gets a response."""
+    """True if even a Produce request with acks=0 gets a response."""
     idempotence_needs_cluster_acl: bool = False
-    """Idempotent writes need IDEMPOTENT_WRITE on the cluster; later, WRITE on a topic is enough (KIP-679)."""
+    """True if idempotent writes need IDEMPOTENT_WRITE on the cluster. Since KIP-679, WRITE on a topic is enough."""
     verifies_transactions: bool = False
-    """A leader asks the coordinator before it appends the first batch of a transaction (KIP-890)."""
+    """True if a leader asks the coordinator before it appends the first batch of a transaction (KIP-890)."""
     transaction_version: int = 0
     """The highest level of the feature transaction.version; 0: the release does not have it."""
     is_before_4: bool = True
-    """Topics have the settings, and the defaults, that they had before Kafka 4.0 (KIP-724, KIP-937, KIP-1030)."""
+    """True if topics have the settings and the defaults of releases before Kafka 4.0 (KIP-724, KIP-937, KIP-1030)."""
 
 
 def release_named(name: str, *, collects_metrics: bool = False) -> Release:
-    """A Kafka release by its number, "2.1" or "4.1", or "azure-event-hubs".
+    """Return a Kafka release by its number, such as "2.1" or "4.1", or "azure-event-hubs".
 
     Brokers offer the APIs of KIP-714 only if they have a plugin that collects the metrics of clients.
 
@@ -154,7 +155,7 @@ def release_named(name: str, *, collects_metrics: bool = False) -> Release:
 
 
 def _ceilings(release: str) -> dict[ApiKey, int]:
-    """The highest version of each API that the release has."""
+    """Return the highest version of each API in the release."""
     ceilings = {}
     for api_key, row in _SINCE.items():
         for step in row.split():
@@ -175,9 +176,9 @@ def _served(ceilings: Mapping[ApiKey, int], *, collects_metrics: bool) -> dict[A
 
 
 def advertised(served: Mapping[ApiKey, VersionRange]) -> dict[ApiKey, VersionRange]:
-    """The versions in the response of ApiVersions.
+    """Return the versions to advertise in the ApiVersions response.
 
-    Kafka 4 serves Produce from version 3 on but claims to know 0, else older librdkafka would not compress
-    (KAFKA-18659)."""
+    Kafka 4 serves Produce from version 3 on but advertises 0, because older versions of librdkafka would otherwise not
+    compress (KAFKA-18659)."""
     produce = served[ApiKey.PRODUCE]
     return {**served, ApiKey.PRODUCE: VersionRange(0, produce.max)}

@@ -1,6 +1,6 @@
 """One request on its way through a broker: the object that EmbeddedBroker passes to the handlers.
 
-RequestContext knows the scripted faults for this request, so that a handler needs one query for each partition.
+RequestContext has the scripted faults for this request, so a handler needs only one query for each partition.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class CloseConnection(Exception):
-    """The broker sends nothing more on this connection."""
+    """The broker closes this connection and sends nothing more on it."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A broker's state of the client at the other end of one connection."""
+    """The broker's state for one connection."""
 
     principal: str = ANONYMOUS
     """The principal of the client, as ACLs name it: "User:alice"."""
@@ -40,9 +40,9 @@ class SeenRequest:
     header: RequestHeader
     message: Message
     at: float
-    """The loop's time, in seconds."""
+    """The loop time at which the request was read, in seconds."""
     batches: dict[tuple[str, int], BatchHeader] = field(default_factory=dict)
-    """The headers of the batches in a Produce request that passed validation."""
+    """The headers of the valid batches in a Produce request, by topic and partition."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class RequestContext:
         return self.cluster.broker(self.node).release
 
     def denied(self, operation: Operation, resource_type: ResourceType, name: str) -> ErrorCode | None:
-        """Return the error if this client is not allowed to do that; see `Authorizer`."""
+        """Return the error if this client is denied the operation; see `Authorizer`."""
         return self.cluster.authorizer.refusal(self.session.principal, operation, resource_type, name)
 
     def refusal(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
@@ -74,11 +74,11 @@ class RequestContext:
         return self._scripted(False, topic, partition)
 
     def late_error(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
-        """Return the scripted error to answer after the request has been carried out."""
+        """Return the scripted error that is sent after the request has been carried out."""
         return self._scripted(True, topic, partition)
 
     def omits(self, topic: str, partition: int | None = None) -> bool:
-        """True if the script omits this from the response."""
+        """Return True if the script omits this topic or partition from the response."""
         return any(
             fault.omit_partitions and fault.concerns(topic, partition) and _as_narrow(fault, topic, partition)
             for fault in self.faults
@@ -94,5 +94,5 @@ class RequestContext:
 
 
 def _as_narrow(fault: Fault, topic: str | None, partition: int | None) -> bool:
-    """A fault of one topic does not apply to a whole request, nor one of a partition to a whole topic."""
+    """Return False if a fault of one topic would apply to a whole request, or that of a partition to a whole topic."""
     return (fault.topic is None or topic is not None) and (fault.partition is None or partition is not None)

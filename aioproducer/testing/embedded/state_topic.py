@@ -1,4 +1,4 @@
-"""An internal topic whose partitions' leaders are coordinators: of transactions, or of groups.
+"""An internal topic whose partition leaders are the coordinators of transactions or groups.
 
 A key's partition determines the broker that coordinates the key. A new leader reads the partition's log; until it has
 finished, requests are answered with COORDINATOR_LOAD_IN_PROGRESS.
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 
 _REPLICAS = 3
-"""Kafka's default for both topics, if there are as many brokers."""
+"""Kafka's default replication factor of both topics; a smaller cluster has one replica on each broker."""
 
 
 class _Shard(Generic[State]):
-    """The state of one partition in its leader, in one leader epoch."""
+    """The leader's state of one partition, in one leader epoch."""
 
     def __init__(self, leader_epoch: int, state: State) -> None:
         self.leader_epoch = leader_epoch
@@ -49,9 +49,9 @@ class StateTopic(Generic[State]):
             cluster: The cluster of the topic.
             name: The name of the topic.
             partitions: The number of partitions.
-            load: Reads a partition's log.
-            min_insync_replicas: The replicas that must be in sync for a write, if there are three replicas; None:
-                as for other topics.
+            load: Reads the log of a partition and returns its state.
+            min_insync_replicas: The number of replicas that must be in sync for a write, if there are three replicas;
+                None: as for other topics.
         """
         self.name = name
         self._cluster = cluster
@@ -62,11 +62,11 @@ class StateTopic(Generic[State]):
         self._is_loading_held = False
 
     def partition_of(self, key: str) -> Partition:
-        """The partition that contains all records about `key`."""
+        """Return the partition that contains all records about `key`."""
         return self.partitions()[partition_for(key, self._partitions)]
 
     def partitions(self) -> tuple[Partition, ...]:
-        """All partitions; they are created if they do not exist."""
+        """Return all partitions; create the topic if it does not exist."""
         topic = self._cluster.topics.get(self.name)
         if topic is None:
             replicas = min(_REPLICAS, len(self._cluster.nodes))
@@ -80,11 +80,11 @@ class StateTopic(Generic[State]):
 
     @property
     def exists(self) -> bool:
-        """True once a client has asked for a coordinator."""
+        """True if the topic has been created."""
         return self.name in self._cluster.topics
 
     def leader(self, key: str) -> int:
-        """The node id of the coordinator of `key`; -1 if there is none now."""
+        """Return the node id of the coordinator of `key`; -1 if it has none now."""
         return self.partition_of(key).leader
 
     def state_at(self, node: int, key: str) -> State:
@@ -113,7 +113,7 @@ class StateTopic(Generic[State]):
         return shard.state
 
     def all_loaded(self) -> Iterator[tuple[Partition, State]]:
-        """Every partition with a leader that has read its log."""
+        """Iterate over the partitions whose leaders have read the log, with the leaders' states."""
         if self.exists:
             for partition in self.partitions():
                 state = self.loaded(partition)
@@ -125,11 +125,11 @@ class StateTopic(Generic[State]):
         self._is_loading_held = True
 
     def release_loading(self) -> None:
-        """Let new leaders finish the loading of their logs."""
+        """Let new leaders finish loading their logs."""
         self._is_loading_held = False
 
     def append(self, partition: Partition, data: bytes) -> int:
-        """Write a batch; return the last offset, which counts once it is replicated.
+        """Write a batch and return its last offset. The batch counts once it is replicated.
 
         Raises:
             TransactionRefused: too few replicas are in sync, or the log rejects the batch.
@@ -143,7 +143,7 @@ class StateTopic(Generic[State]):
 
 
 def partition_for(key: str, partitions: int) -> int:
-    """Kafka's algorithm: the hash code of a Java string, without its sign."""
+    """Return the partition of a key, as Kafka does: by the hash code of the Java string, without its sign."""
     code = 0
     encoded = key.encode("utf-16-be")
     for at in range(0, len(encoded), 2):

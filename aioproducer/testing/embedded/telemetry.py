@@ -1,4 +1,4 @@
-"""The metrics of clients that the cluster collects (KIP-714): what it asks for, and what it was sent."""
+"""The client metrics that a cluster collects (KIP-714): those that it asks for, and those that it has received."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from zlib import crc32
 from aioproducer.protocol.compression import Codec
 
 CLIENT_TELEMETRY_MAX_BYTES = 1_048_576
-"""Kafka's default of telemetry.max.bytes."""
+"""Kafka's default for telemetry.max.bytes."""
 INTERVAL_MS = 300_000
-"""Kafka's default of interval.ms."""
+"""Kafka's default for interval.ms."""
 ACCEPTED = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
 """The accepted codecs, in Kafka's order."""
 
@@ -26,13 +26,13 @@ class Push(NamedTuple):
     """OTLP's MetricsData, decompressed."""
     codec: Codec
     is_last: bool
-    """The client is closing."""
+    """True if the client is closing."""
     at: float
-    """The loop's time."""
+    """The loop time at which the push arrived."""
 
 
 class Telemetry:
-    """The metrics that the cluster asks all its clients for, at first none, and those that it has received."""
+    """The metrics that the cluster asks all clients for (none at first), and those that it has received."""
 
     def __init__(self) -> None:
         self.metrics: tuple[str, ...] = ()
@@ -41,9 +41,9 @@ class Telemetry:
         self.is_delta = True
         self.accepted: tuple[Codec, ...] = ACCEPTED
         self.pushes: list[Push] = []
-        """Everything that was accepted."""
+        """All pushes that were accepted."""
         self.instances: dict[UUID, Instance] = {}
-        """The clients by the ids that they were given."""
+        """The clients, by client instance id."""
 
     def subscribe(
         self,
@@ -57,11 +57,11 @@ class Telemetry:
         """Ask all clients for metrics from now on, as `kafka-client-metrics.sh` does.
 
         Args:
-            metrics: prefixes of their names; "" stands for all. If it is empty, no metrics are requested.
+            metrics: prefixes of metric names; "" stands for all. If there are none, no metrics are requested.
             interval_ms: the time between two pushes of a client.
             most_bytes: the largest push.
-            is_delta: whether counters count from the last push. Kafka's brokers always ask for that.
-            accepted: codecs, the preferred one first; without any, pushes are not compressed.
+            is_delta: whether counters start from the last push. Kafka's brokers always ask for that.
+            accepted: the accepted codecs, the preferred one first; if there are none, pushes are not compressed.
         """
         self.metrics = tuple(metrics)
         self.interval_ms = interval_ms
@@ -71,13 +71,13 @@ class Telemetry:
 
     @property
     def subscription_id(self) -> int:
-        """The id differs between subscriptions, so that a push under an old one can be rejected."""
+        """The id of the current subscription, by which a push for an older subscription is rejected."""
         text = repr((self.metrics, self.interval_ms, self.most_bytes, self.is_delta, self.accepted))
         return crc32(text.encode()) & 0x7FFFFFFF
 
 
 class Instance:
-    """One client."""
+    """The state of one client instance."""
 
     def __init__(self) -> None:
         self.pushed_at = float("-inf")

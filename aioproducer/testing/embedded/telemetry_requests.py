@@ -21,7 +21,7 @@ from aioproducer.testing.embedded.telemetry import Instance, Push
 async def get_telemetry_subscriptions(
     context: RequestContext, request: GetTelemetrySubscriptionsRequest
 ) -> GetTelemetrySubscriptionsResponse:
-    """Assign an id to a client without one, and return which metrics are wanted."""
+    """Assign an id to a client that has none, and return the metrics that the cluster asks for."""
     error = context.refusal()
     if error is not None:
         return GetTelemetrySubscriptionsResponse(error_code=error)
@@ -42,7 +42,7 @@ async def get_telemetry_subscriptions(
 
 
 async def push_telemetry(context: RequestContext, request: PushTelemetryRequest) -> PushTelemetryResponse:
-    """Store the metrics, unless the client should have asked first, or pushes too much or too often."""
+    """Store the metrics, unless the client pushes too much, too often, or for an unknown or old subscription."""
     error = context.refusal() or _refusal(context, request)
     if error is None:
         _keep(context, request)

@@ -14,7 +14,7 @@ _READ = 64 * 1024
 
 
 class TlsReader:
-    """Decrypts only when it is read from, so that a slow reader slows its client down."""
+    """A reader that decrypts only when it is read from, so that a slow reader slows its client down."""
 
     def __init__(self, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, encrypted: asyncio.StreamReader) -> None:
         self._tls = tls
@@ -23,7 +23,7 @@ class TlsReader:
         self._plain = bytearray()
 
     async def readexactly(self, size: int) -> bytes:
-        """Like StreamReader.readexactly. Raises IncompleteReadError or ssl.SSLError."""
+        """Read `size` decrypted bytes, like StreamReader.readexactly. Raises IncompleteReadError or ssl.SSLError."""
         while len(self._plain) < size:
             try:
                 data = self._tls.read(_READ)
@@ -42,7 +42,7 @@ class TlsReader:
 
 
 class TlsWriter:
-    """Encrypts data and passes it on."""
+    """A writer that encrypts data and passes it to the stream of the socket."""
 
     def __init__(self, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO, encrypted: asyncio.StreamWriter) -> None:
         self._tls = tls
@@ -51,40 +51,40 @@ class TlsWriter:
 
     @property
     def transport(self) -> asyncio.WriteTransport:
-        """The socket's own."""
+        """The transport of the socket."""
         return self._encrypted.transport
 
     def get_extra_info(self, name: str) -> Any:
-        """Return the client's certificate for "peercert", and what the socket knows for other names."""
+        """Return the client's certificate for "peercert", and the information of the socket for other names."""
         return self._tls.getpeercert() if name == "peercert" else self._encrypted.get_extra_info(name)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Like StreamWriter.write."""
+        """Encrypt and send data, like StreamWriter.write."""
         view = memoryview(data)
         while len(view):
             view = view[self._tls.write(view) :]
         self._encrypted.write(self._outgoing.read())
 
     def writelines(self, segments: Iterable[bytes | memoryview]) -> None:
-        """Like StreamWriter.writelines."""
+        """Encrypt and send segments of data, like StreamWriter.writelines."""
         self.write(b"".join(segments))
 
     async def drain(self) -> None:
-        """Like StreamWriter.drain."""
+        """Wait until more data can be written, like StreamWriter.drain."""
         await self._encrypted.drain()
 
     def close(self) -> None:
-        """Like StreamWriter.close, but send the TLS close_notify alert first."""
+        """Send the TLS close_notify alert, then close the stream like StreamWriter.close."""
         if not self._encrypted.is_closing():
             try:
                 self._tls.unwrap()
             except ssl.SSLError:
-                pass  # the client's close_notify is not waited for
+                pass  # do not wait for the client's close_notify
             self._encrypted.write(self._outgoing.read())
         self._encrypted.close()
 
     async def wait_closed(self) -> None:
-        """Like StreamWriter.wait_closed."""
+        """Wait until the stream is closed, like StreamWriter.wait_closed."""
         await self._encrypted.wait_closed()
 
 
@@ -95,7 +95,7 @@ Writer: TypeAlias = asyncio.StreamWriter | TlsWriter
 async def secured(
     context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[TlsReader, TlsWriter]:
-    """Do the server's part of the handshake. If it fails, the alert with the reason is sent.
+    """Perform the server's part of the TLS handshake. If it fails, the client gets an alert with the reason.
 
     Raises:
         ssl.SSLError: there is no common version or cipher suite, or the client has no acceptable certificate.

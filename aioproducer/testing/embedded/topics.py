@@ -1,7 +1,7 @@
-"""Topics and their partitions as the cluster's brokers see them together: leader, ISR, high watermark, log.
+"""Topics and their partitions, with the state that all brokers share: leader, ISR, high watermark and log.
 
 All replicas of a partition share one log. A follower is up to date immediately, unless `hold_replication` or
-`stop_fetching` keeps the high watermark where it is; records above it are lost when the leader moves. A follower
+`stop_fetching` stops the high watermark; records above it are lost when the leader moves. A follower
 that is not in the ISR delays nothing.
 """
 
@@ -28,12 +28,12 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 def is_valid_name(topic: str) -> bool:
-    """Kafka's rule for topic names."""
+    """Return True if Kafka allows this topic name."""
     return _NAME.fullmatch(topic) is not None and topic not in (".", "..")
 
 
 class EmbeddedTopic:
-    """A topic: its partitions, and an id that no earlier topic of that name had."""
+    """A topic: its partitions, and an id that no earlier topic of the same name had."""
 
     def __init__(self, name: str, topic_id: UUID, partitions: Sequence[Partition], config: LogConfig) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class EmbeddedTopic:
 
     @property
     def is_internal(self) -> bool:
-        """True if only brokers write to it."""
+        """True if only brokers write to the topic."""
         return self.name in INTERNAL_TOPICS
 
     def partition(self, index: int) -> Partition | None:
@@ -64,28 +64,28 @@ class Partition:
         self.leader_epoch = 0
         self.log = PartitionLog(config)
         self.high_watermark = 0
-        """Consumers and acks=all see only records below it."""
+        """The end of the replicated records, which are the ones that consumers and acks=all see."""
         self.is_deleted = False
         self._replicates = True
-        # Replicas that have stopped fetching; only looked up, never iterated.
         self._returned: dict[int, None] = {}
-        """Brokers that were started again and not stopped since."""
+        """The brokers that were started again and have not been stopped since."""
+        # Replicas that have stopped fetching; only looked up, never iterated.
         self._lagging: set[int] = set()
-        # One event for each request that waits for something to happen here; in order of their arrival.
+        # One event for each request that waits for a change of this partition, in order of arrival.
         self._watchers: dict[asyncio.Event, None] = {}
 
     @property
     def last_stable_offset(self) -> int:
-        """Consumers with read_committed see only records below it."""
+        """The offset below which consumers with isolation.level=read_committed see records."""
         return self.log.transactions.last_stable_offset(self.high_watermark)
 
     @property
     def effective_min_isr(self) -> int:
-        """The replicas that acks=all needs in sync, at most all of them (Kafka's Partition.effectiveMinIsr)."""
+        """The number of in-sync replicas that acks=all needs, at most all (Kafka's Partition.effectiveMinIsr)."""
         return min(self.config.min_insync_replicas, len(self.replicas))
 
     def records(self, *, committed: bool = False) -> list[Record]:
-        """All records, or those that consumers with read_committed see."""
+        """Return all records, or those that consumers with isolation.level=read_committed see."""
         return self.log.committed_records(self.high_watermark) if committed else self.log.records()
 
     def append(
@@ -113,12 +113,12 @@ class Partition:
         return appended
 
     def hold_replication(self) -> None:
-        """Let the followers stop fetching. While one of them is in the ISR, the high watermark does not advance, and
+        """Stop the followers from fetching. While one of them is in the ISR, the high watermark does not advance, and
         acks=all waits."""
         self._replicates = False
 
     def release_replication(self) -> None:
-        """Followers catch up."""
+        """Let the followers catch up."""
         self._replicates = True
         self._replicate()
 
@@ -164,7 +164,7 @@ class Partition:
         self._replicate()
 
     def stop_fetching(self, node: int) -> None:
-        """Stop a replica's fetching: while it is in the ISR of another leader, the high watermark stays."""
+        """Stop a replica from fetching: while it is a follower in the ISR, the high watermark does not advance."""
         if node in self.replicas:
             self._lagging.add(node)
 
@@ -191,7 +191,7 @@ class Partition:
 
     @contextmanager
     def watched(self, event: asyncio.Event) -> Iterator[None]:
-        """Set `event` at every append and every change of leader, watermark or ISR."""
+        """Set `event` at every append and every change of leader, high watermark or ISR."""
         self._watchers[event] = None
         try:
             yield
@@ -208,7 +208,7 @@ async def wait_until(partitions: Iterable[Partition], is_true: Callable[[], bool
         timeout: In seconds.
 
     Returns:
-        False if the time ran out.
+        False if the time-out was reached first.
     """
     if is_true():
         return True

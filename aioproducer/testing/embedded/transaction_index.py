@@ -1,7 +1,7 @@
 """The transactions in a log: the open ones, the aborted ones, and the offset below which all have ended.
 
-Owned by PartitionLog, which reports every batch that it appends. Kafka keeps this in ProducerStateManager and in
-a segment's TransactionIndex.
+PartitionLog owns the index and reports every batch that it appends. Kafka keeps this state in ProducerStateManager and
+in a segment's TransactionIndex.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aioproducer.protocol.recordbatch import BatchHeader
 
 
 class AbortedTxn(NamedTuple):
-    """The records of one producer between these offsets, which consumers with read_committed must skip."""
+    """An aborted transaction in a log: a producer's records between two offsets, which consumers must skip."""
 
     producer_id: int
     first_offset: int
@@ -37,7 +37,7 @@ class TransactionIndex:
         """Ended transactions whose markers may not be replicated yet."""
 
     def first_offset(self, producer_id: int) -> int | None:
-        """The first offset of the producer's open transaction, None if it has none here."""
+        """Return the first offset of the producer's open transaction, or None if it has none in this log."""
         return self._open.get(producer_id)
 
     def begin(self, producer_id: int, offset: int) -> None:
@@ -54,22 +54,22 @@ class TransactionIndex:
             self.aborted.append(AbortedTxn(producer_id, first, offset))
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """The offset below which every transaction has ended and its marker has been replicated."""
+        """Return the offset below which every transaction has ended and its marker has been replicated."""
         self._ended = [ended for ended in self._ended if ended.last_offset >= high_watermark]
         firsts = [*self._open.values(), *(ended.first_offset for ended in self._ended)]
         return min([high_watermark, *firsts])
 
     def aborted_between(self, start: int, end: int) -> list[AbortedTxn]:
-        """The aborted transactions that affect a reader of the records from `start` up to `end`."""
+        """Return the aborted transactions that affect a reader of the records from `start` up to `end`."""
         return [one for one in self.aborted if one.last_offset >= start and one.first_offset < end]
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether a transactional batch belongs to a transaction that was aborted."""
+        """Return True if a transactional batch belongs to an aborted transaction."""
         return any(
             one.producer_id == header.producer_id and one.first_offset <= header.base_offset < one.last_offset
             for one in self.aborted
         )
 
     def forget_before(self, offset: int) -> None:
-        """Note that the records below `offset` are deleted."""
+        """Forget the aborted transactions that end below `offset`, since their records are deleted."""
         self.aborted = [one for one in self.aborted if one.last_offset >= offset]

@@ -1,6 +1,6 @@
 """The records of `__transaction_state`: one for each state that a transactional id has been in.
 
-A coordinator writes a record before it answers, and the next coordinator knows only the content of the log. The
+A coordinator writes a record before it answers, and the next coordinator knows only the contents of the log. The
 formats are Kafka's (TransactionLogKey, TransactionLogValue).
 """
 
@@ -22,20 +22,20 @@ PARTITIONS = 50
 
 M = TypeVar("M", bound=Message)
 
-_VERSION = 2  # bytes before a key or a value that contain its version
+_VERSION = 2  # the number of bytes before a key or a value that contain its version
 
 
-# Records have no API key of their own; the one here is that of the request that causes them.
+# Records have no API key; the one that is given here is that of the request that causes them.
 
 
 class TransactionLogKey(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 0), flexible_from=NEVER):
-    """The transactional id of a state."""
+    """The key of a record: the transactional id."""
 
     transactional_id: str = string()
 
 
 class TransactionLogValue(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 1), flexible_from=1):
-    """The state. 1: producer ids before and after a change of id, and the client's transaction.version (KIP-890)."""
+    """The state of a transactional id. Version 1: previous and next producer id, and the client's version (KIP-890)."""
 
     class PartitionsSchema(Struct):
         topic: str = string()
@@ -56,16 +56,16 @@ class TransactionLogValue(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0,
 
 
 def encoded_key(transactional_id: str) -> bytes:
-    """The key of a transactional id's records."""
+    """Return the key of a transactional id's records."""
     return versioned(TransactionLogKey(transactional_id=transactional_id), 0)
 
 
 def encoded_value(metadata: TransactionMetadata, version: int) -> bytes | None:
-    """A state as a record's value; None, a tombstone, for a transactional id that is forgotten.
+    """Encode a state as a record's value; return None, a tombstone, for a transactional id that is forgotten.
 
     Args:
         metadata: The state.
-        version: 0, or 1 where transaction.version is 1 or more.
+        version: The version of the value: 0, or 1 if transaction.version is at least 1.
     """
     if metadata.state is TransactionStatus.DEAD:
         return None
@@ -91,10 +91,10 @@ def encoded_value(metadata: TransactionMetadata, version: int) -> bytes | None:
 
 
 def decoded(key: bytes, value: bytes) -> TransactionMetadata:
-    """The state that a record describes.
+    """Decode the state that a record describes.
 
     Raises:
-        ProtocolError: it does not describe a state.
+        ProtocolError: the record does not describe a state.
     """
     named = read_versioned(TransactionLogKey, key)
     state = read_versioned(TransactionLogValue, value)
@@ -118,7 +118,7 @@ def decoded(key: bytes, value: bytes) -> TransactionMetadata:
 
 
 def read_states(log: PartitionLog) -> dict[str, TransactionMetadata]:
-    """The last state of each transactional id in a partition, in the order in which they first appeared."""
+    """Return the last state of each transactional id in a partition, in the order in which the ids first appeared."""
     found: dict[str, TransactionMetadata] = {}
     for record in log.records():
         assert record.key is not None
@@ -130,11 +130,11 @@ def read_states(log: PartitionLog) -> dict[str, TransactionMetadata]:
     return found
 
 
-# In internal topics, keys and values follow their version.
+# In internal topics, each key and value comes after its version.
 
 
 def versioned(message: Message, version: int) -> bytes:
-    """A key or a value in the format of internal topics."""
+    """Encode a key or a value in the format of internal topics."""
     writer = Writer()
     writer.out += version.to_bytes(_VERSION, "big")
     codec.encode(message, version, writer)
@@ -145,8 +145,8 @@ def read_versioned(message_type: type[M], data: bytes) -> M:
     """Decode the result of `versioned`.
 
     Raises:
-        UnsupportedVersionError: it has another version.
-        ProtocolError: it is malformed.
+        UnsupportedVersionError: the version is not supported.
+        ProtocolError: the key or value is malformed.
     """
     version = int.from_bytes(data[:_VERSION], "big")
     message, _ = codec.decode(message_type, version, data, _VERSION)

@@ -56,7 +56,7 @@ COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
 
 
 class TransactionRefused(Exception):
-    """The coordinator answers this code and changes nothing. NONE: the wanted state is already reached."""
+    """The coordinator answers with this code and changes nothing. NONE: the requested state is already reached."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -72,7 +72,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
-    """The state of a transactional id at one time: a record of the log."""
+    """The state of a transactional id at one time, as stored in a record of the log."""
 
     transactional_id: str
     producer_id: int
@@ -83,7 +83,7 @@ class TransactionMetadata:
     """The epoch before the last bump that the producer itself asked for (KIP-360). It is not stored in the log."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
-    """The producer's next id, once the markers are written, because its epochs are used up."""
+    """The id that the producer gets once the markers are written, if the epochs of its id are used up."""
     partitions: tuple[TopicPartition, ...] = ()
     """The partitions, in the order in which they were added."""
     started_ms: int = NO_TIMESTAMP
@@ -93,12 +93,12 @@ class TransactionMetadata:
 
     @property
     def is_epoch_exhausted(self) -> bool:
-        """The next epoch needs another producer id."""
+        """True if the next epoch needs another producer id."""
         return self.producer_epoch >= LAST_EPOCH
 
     @property
     def identity(self) -> ProducerIdAndEpoch:
-        """Return producer id and epoch."""
+        """The producer id and the epoch."""
         return ProducerIdAndEpoch(self.producer_id, self.producer_epoch)
 
 
@@ -112,11 +112,11 @@ class TransactionalId:
 
     @property
     def state(self) -> TransactionStatus:
-        """The present state."""
+        """The current state."""
         return self.metadata.state
 
     def settle(self) -> None:
-        """The pending state is in the log, and becomes the current one."""
+        """Make the pending state, which is now in the log, the current one."""
         assert self.pending is not None
         self.metadata, self.pending = self.pending, None
 
@@ -124,7 +124,7 @@ class TransactionalId:
         """Discard the pending state, which could not be written."""
         self.pending = None
 
-    # Every change of state uses _move(); the table above has all valid ones.
+    # Every change of state goes through _move(); TRANSITIONS lists the valid ones.
     def _move(
         self, to: TransactionMetadata, *, through: tuple[TransactionStatus, ...] = ()
     ) -> TransactionMetadata:
@@ -136,7 +136,7 @@ class TransactionalId:
         self.pending = to
         return to
 
-    # The methods for requests. Each returns the state to be written, or raises TransactionRefused.
+    # The methods for requests. Each one returns the state to be written, or raises TransactionRefused.
 
     def init_producer_id(
         self,
@@ -147,7 +147,7 @@ class TransactionalId:
         server_version: int,
         new_producer_id: Callable[[], int],
     ) -> TransactionMetadata:
-        """Return the state with a new epoch, or the abort of the open transaction first (state PREPARE_ABORT)."""
+        """Return the state with a new epoch. If a transaction is open, return its abort instead (PREPARE_ABORT)."""
         if self.pending is not None:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         now = self.metadata
@@ -156,7 +156,7 @@ class TransactionalId:
         if self.state in PREPARED:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         if self.state is TransactionStatus.ONGOING:
-            # The expected epoch is not checked: a zombie's call aborts its successor's transaction.
+            # The expected epoch is not checked here, so a zombie's call aborts its successor's transaction.
             return self.fence(server_version=server_version, now_ms=now_ms)
         fresh = replace(
             now,
@@ -177,17 +177,17 @@ class TransactionalId:
         return self._move(fresh)
 
     def _may_ask(self, expected: ProducerIdAndEpoch) -> bool:
-        """True if a producer with that id can ask for a new epoch; the epoch itself is checked later."""
+        """Return True if a producer with this id can ask for a new epoch; its epoch is checked later."""
         now = self.metadata
         return (
-            now.producer_epoch == NO_PRODUCER_EPOCH  # created for this request
+            now.producer_epoch == NO_PRODUCER_EPOCH  # the transactional id is new
             or expected.producer_id == now.producer_id
             # A retry of a call that used up its epochs, after the response was lost.
             or (expected.producer_id == now.previous_producer_id and expected.epoch >= LAST_EPOCH)
         )
 
     def _next_epochs(self, expected: ProducerIdAndEpoch | None) -> tuple[int, int]:
-        """The epoch to answer, and the one before it if that producer is allowed to ask again."""
+        """Return the new epoch, and the one before it if a producer with that epoch is allowed to ask again."""
         now = self.metadata
         if expected is None:
             return now.producer_epoch + 1, NO_PRODUCER_EPOCH
@@ -198,7 +198,7 @@ class TransactionalId:
         raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
-        """Reject a producer that is not the one of this transactional id, and every producer while markers are due."""
+        """Reject a producer that does not own this transactional id, and every producer while markers are due."""
         if self.metadata.producer_id != producer_id:
             raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if self.metadata.producer_epoch != epoch:
@@ -217,7 +217,7 @@ class TransactionalId:
     ) -> TransactionMetadata:
         """Open the transaction if it is not open, and add these partitions to it."""
         if self.pending is not None:
-            # Check this first: with transactions v2 the producer can already have an id that is only pending here.
+            # Check this first: with transactions v2, the producer can already have an id that is only pending here.
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         self.check_producer(producer_id, epoch)
         now = self.metadata
@@ -239,9 +239,9 @@ class TransactionalId:
         )
 
     def fence(self, *, server_version: int, now_ms: int) -> TransactionMetadata:
-        """Abort the open transaction with an epoch that its producer does not have.
+        """Abort the open transaction with a new epoch, so that its producer is fenced.
 
-        With transactions v2 that producer can learn the new epoch, since the old one is remembered."""
+        With transactions v2, that producer can still get the new epoch, since the old one is remembered."""
         now = self.metadata
         return self._move(
             replace(
@@ -257,7 +257,7 @@ class TransactionalId:
         )
 
     def end(self, producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> TransactionMetadata:
-        """EndTxn up to version 4: the producer keeps its epoch."""
+        """Return the prepared state for EndTxn up to version 4; the producer keeps its epoch."""
         if self.metadata.producer_id != producer_id:
             raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if self.metadata.producer_epoch != epoch:
@@ -285,7 +285,7 @@ class TransactionalId:
     def end_and_bump(
         self, producer_id: int, epoch: int, *, commit: bool, now_ms: int, new_producer_id: Callable[[], int]
     ) -> TransactionMetadata:
-        """EndTxn from version 5 on: each transaction ends with a new epoch (KIP-890)."""
+        """Return the prepared state for EndTxn from version 5 on; the producer gets a new epoch (KIP-890)."""
         if self.pending is not None:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         now = self.metadata
@@ -321,7 +321,7 @@ class TransactionalId:
         )
 
     def _is_valid_to_end(self, epoch: int, has_bumped: bool, has_rotated: bool) -> bool:
-        """With a new epoch for each transaction, the epoch distinguishes a retry from the end of the next one."""
+        """Return True if the epoch fits the state. It distinguishes a retry from the end of the next transaction."""
         is_current = epoch == self.metadata.producer_epoch
         if self.state in PREPARED:
             return has_bumped
@@ -330,7 +330,7 @@ class TransactionalId:
         return is_current
 
     def complete(self, *, now_ms: int) -> TransactionMetadata:
-        """Return the state to be written after all markers; it is pending from now on."""
+        """Return the state to be written after all markers; the state is pending from now on."""
         now = self.metadata
         is_commit = self.state is TransactionStatus.PREPARE_COMMIT
         rotates = now.next_producer_id != NO_PRODUCER_ID

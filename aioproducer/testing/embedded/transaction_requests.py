@@ -1,8 +1,8 @@
 """The handlers of transactional producers' requests: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
 
-The docstring of each handler lists the changes by version of its API. `transaction_metadata` decides, and
-`transactions` writes and waits. The handlers make the checks that come first, and finally translate error codes for
-old versions.
+The docstring of each handler lists the changes by version of its API. `transaction_metadata` makes the
+decisions, and `transactions` writes them to the log and waits for their replication. The handlers make the first
+checks, and translate the error codes for old versions.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NOBODY = ProducerIdAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 async def init_producer_id(context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
-    """3: the producer's id and epoch so far (KIP-360), which count for transactions only. 4: PRODUCER_FENCED.
+    """Handle InitProducerId. Version 3: the producer's current id and epoch (KIP-360). 4: PRODUCER_FENCED.
 
-    Without a transactional id every request gets a new producer id."""
+    Without a transactional id, every request gets a new producer id."""
     producer = _NOBODY
     error = context.refusal() or producer_id_refusal(context, request.transactional_id)
     if error is None:
@@ -69,7 +69,7 @@ async def _new_identity(context: RequestContext, request: InitProducerIdRequest)
 async def add_partitions_to_txn(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    """2: PRODUCER_FENCED (KIP-588). If one partition can't be added, none is."""
+    """Handle AddPartitionsToTxn. Version 2: PRODUCER_FENCED (KIP-588). If one partition can't be added, none is."""
     wanted = {topic.name: topic.partitions for topic in request.v3_and_below_topics}
     errors = await _added(context, request, wanted)
     response = AddPartitionsToTxnResponse()
@@ -93,7 +93,7 @@ async def add_partitions_to_txn(
 async def _added(
     context: RequestContext, request: AddPartitionsToTxnRequest, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Add the partitions, or return the error of each of them."""
+    """Add the partitions; return the error code of each one."""
     targets = [TopicPartition(topic, index) for topic, partitions in wanted.items() for index in partitions]
     transactional_id = request.v3_and_below_transactional_id
     scripted = {target: context.refusal(*target) for target in targets}
@@ -116,7 +116,7 @@ async def _added(
 def _refused_partitions(
     context: RequestContext, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Like `added_partition_refusals`; clients are also not allowed to write to internal topics."""
+    """Return `added_partition_refusals`, with errors for internal topics, to which clients may not write."""
     internal = {
         (topic, index): ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for topic, partitions in wanted.items()
@@ -137,7 +137,7 @@ def _refused_partitions(
 async def add_offsets_to_txn(
     context: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
-    """2: PRODUCER_FENCED (KIP-588). Adds the partition of `__consumer_offsets` with the records of the group."""
+    """Handle AddOffsetsToTxn: add a group's partition of `__consumer_offsets`. Version 2: PRODUCER_FENCED."""
     error = (
         context.refusal()
         or context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
@@ -158,9 +158,9 @@ async def add_offsets_to_txn(
 
 
 async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
-    """2: PRODUCER_FENCED (KIP-588). 5: the next transaction's producer id and epoch (KIP-890).
+    """Handle EndTxn. Version 2: PRODUCER_FENCED (KIP-588). 5: the next transaction's producer id and epoch (KIP-890).
 
-    Answered when the decision is in the log; the markers are written later."""
+    The response is sent when the decision is in the log; the markers are written later."""
     response = EndTxnResponse()
     error = context.refusal() or context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
@@ -183,7 +183,7 @@ async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResp
 
 
 def _as_old(code: ErrorCode, version: int, since: int) -> ErrorCode:
-    """KIP-588: versions below `since` do not have PRODUCER_FENCED."""
+    """Translate PRODUCER_FENCED for versions below `since`, which do not have it (KIP-588)."""
     if code is ErrorCode.PRODUCER_FENCED and version < since:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return code

@@ -1,8 +1,8 @@
-"""The transaction coordinator of an embedded cluster: its brokers' state of transactional ids, and the work on it.
+"""The transaction coordinator of an embedded cluster: the state of transactional ids, and the work on transactions.
 
-The handlers call it, and transaction_metadata.TransactionalId decides. Each decision is written to
-`__transaction_state` before it is answered. One background task, TransactionCoordinator._run, does the work that no
-request waits for: it loads logs after elections, writes markers and aborts transactions that time out.
+The handlers call the coordinator, and transaction_metadata.TransactionalId makes the decisions. Each decision is
+written to `__transaction_state` before the response is sent. One background task, TransactionCoordinator._run, does the
+work that no request waits for: it loads logs after elections, writes markers and aborts transactions that time out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SWEEP_INTERVAL = 10.0
 (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 WRITE_TIMEOUT = 30.0
-"""Seconds until a state that is not replicated is answered with COORDINATOR_NOT_AVAILABLE."""
+"""Seconds after which a request whose state is not replicated is answered with COORDINATOR_NOT_AVAILABLE."""
 
 
 class _Writing(NamedTuple):
@@ -63,10 +63,10 @@ class _Writing(NamedTuple):
 
 
 class TransactionCoordinator:
-    """All coordinators of a cluster together; the broker is a parameter of their methods."""
+    """Acts as every transaction coordinator of a cluster; methods that act as one broker take its node id."""
 
     def __init__(self, cluster: EmbeddedCluster, version: int) -> None:
-        """The topic is created by the first request for a coordinator.
+        """Create the coordinator. Its topic is created by the first request for a coordinator.
 
         Args:
             cluster: The cluster of the coordinators.
@@ -77,7 +77,7 @@ class TransactionCoordinator:
         self.sweep_interval = SWEEP_INTERVAL
         """Seconds between two checks for transactions that have timed out."""
         self.marker_delay = 0.0
-        """Seconds between the response to EndTxn and the first marker. Some milliseconds in Kafka."""
+        """Seconds between the response to EndTxn and the first marker; a few milliseconds in Kafka."""
         self._cluster = cluster
         self._states: StateTopic[dict[str, TransactionalId]] = StateTopic(
             cluster,
@@ -98,16 +98,16 @@ class TransactionCoordinator:
     # For tests: scripted faults
 
     def node(self, transactional_id: str) -> int:
-        """The node id of the coordinator; -1 if there is none now."""
+        """Return the node id of the coordinator; -1 if there is none now."""
         return self._states.leader(transactional_id)
 
     def move(self, transactional_id: str, to_node: int) -> None:
-        """Make another broker the coordinator. It reads the log first. Raises ValueError if it can't."""
+        """Make another broker the coordinator; it reads the log first. Raises ValueError if the broker can't lead."""
         partition = self._states.partition_of(transactional_id)
         self._cluster.move_leader(TOPIC, partition.index, to_node)
 
     def describe(self, transactional_id: str) -> TransactionMetadata | None:
-        """The coordinator's state of a transactional id, including markers that are due."""
+        """Return the coordinator's state of a transactional id; it is PREPARE_* while markers are due."""
         state = self._states.loaded(self._states.partition_of(transactional_id))
         transaction = None if state is None else state.get(transactional_id)
         return None if transaction is None else transaction.metadata
@@ -121,7 +121,7 @@ class TransactionCoordinator:
             The coordinator's state after that.
 
         Raises:
-            KeyError: it does not know this transactional id.
+            KeyError: the coordinator does not know this transactional id.
         """
         while True:
             state = self._states.loaded(self._states.partition_of(transactional_id))
@@ -138,9 +138,9 @@ class TransactionCoordinator:
         self.features_epoch += 1
 
     def hold_markers(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Write no markers from now on: to any partition, or to those of one topic, or to one.
+        """Stop writing markers to all partitions, to those of one topic, or to one partition.
 
-        Transactions stay prepared, and requests of their producers are answered with CONCURRENT_TRANSACTIONS."""
+        Transactions stay prepared, and requests from their producers are answered with CONCURRENT_TRANSACTIONS."""
         self._markers.hold(topic, partition)
 
     def release_markers(self) -> None:
@@ -153,7 +153,7 @@ class TransactionCoordinator:
         self._states.hold_loading()
 
     def release_loading(self) -> None:
-        """Let coordinators finish the loading of their logs."""
+        """Let coordinators finish loading their logs."""
         self._states.release_loading()
         self.wake()
 
@@ -163,7 +163,7 @@ class TransactionCoordinator:
         The cluster does this itself every `sweep_interval` seconds.
 
         Returns:
-            The transactional ids.
+            The transactional ids of the aborted transactions.
         """
         now_ms = self._cluster.now_ms()
         found = []
@@ -189,10 +189,10 @@ class TransactionCoordinator:
         partition: int | None = None,
         count: int = 1,
     ) -> None:
-        """Let the next `count` verifications fail, in which leaders ask whether a batch belongs to a transaction.
+        """Make the next `count` verifications fail: requests in which leaders ask about the transaction of a batch.
 
-        A client gets NOT_ENOUGH_REPLICAS with a text that names `error`, if `error` is one that prevents the leader
-        from getting an answer; any other error is passed on.
+        If `error` means that the leader got no answer, the client gets NOT_ENOUGH_REPLICAS with a text that names
+        `error`. Any other error is passed on.
 
         Args:
             error: The error that the leader gets instead of an answer.
@@ -220,12 +220,12 @@ class TransactionCoordinator:
         """Create `__transaction_state`, if it does not exist."""
         self._states.partitions()
 
-    # For handlers: every one raises TransactionRefused with the code to answer
+    # For handlers: each method raises TransactionRefused with the code to answer
 
     async def init_producer_id(
         self, node: int, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
     ) -> ProducerIdAndEpoch:
-        """The producer id and the epoch with which the client may begin a transaction."""
+        """Return the producer id and the epoch with which the client may begin a transaction."""
         if not transactional_id:
             raise TransactionRefused(ErrorCode.INVALID_REQUEST)
         if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
@@ -272,7 +272,7 @@ class TransactionCoordinator:
     def verify(
         self, node: int, transactional_id: str, producer: ProducerIdAndEpoch
     ) -> tuple[TopicPartition, ...]:
-        """The partitions of the producer's transaction."""
+        """Return the partitions of the producer's transaction."""
         transaction = self._known(node, transactional_id)
         transaction.check_producer(*producer)
         return transaction.metadata.partitions
@@ -315,7 +315,7 @@ class TransactionCoordinator:
     # The log
 
     def _read(self, partition: Partition) -> dict[str, TransactionalId]:
-        """Read the states in a new leader's log; prepared transactions continue with their markers."""
+        """Read the states in the log as a new leader; prepared transactions continue with their markers."""
         found = {key: TransactionalId(metadata) for key, metadata in read_states(partition.log).items()}
         for transaction in found.values():
             if transaction.state in PREPARED:
@@ -323,7 +323,7 @@ class TransactionCoordinator:
         return found
 
     async def _written(self, transaction: TransactionalId) -> None:
-        """Write the pending state and wait until it counts."""
+        """Write the pending state and wait until it is replicated."""
         done = self._write(transaction)
         if not done.done():
             try:
@@ -334,7 +334,7 @@ class TransactionCoordinator:
         done.result()
 
     def _write(self, transaction: TransactionalId) -> asyncio.Future[None]:
-        """Write the pending state. It counts immediately if the followers keep up; else _run settles it."""
+        """Write the pending state. It counts immediately if the followers keep up; otherwise _run settles it."""
         assert transaction.pending is not None
         to = transaction.pending
         partition = self._states.partition_of(to.transactional_id)
@@ -352,7 +352,7 @@ class TransactionCoordinator:
         return done
 
     def _settle_replicated(self) -> None:
-        """Let replicated states count; discard those whose leader has changed."""
+        """Make replicated states the current ones; discard those whose leader has changed."""
         still = []
         for writing in self._writing:
             partition, leader_epoch, offset, transaction, done = writing
@@ -360,7 +360,7 @@ class TransactionCoordinator:
                 transaction.give_up()
                 if not done.done():
                     done.set_exception(TransactionRefused(ErrorCode.NOT_COORDINATOR))
-                    done.exception()  # the request that waited for it can have ended
+                    done.exception()  # mark it as retrieved, since the waiting request may have ended
             elif partition.high_watermark > offset:
                 self._settle(partition, transaction)
                 if not done.done():
@@ -383,11 +383,11 @@ class TransactionCoordinator:
     # Background work
 
     def wake(self) -> None:
-        """Wake the background task after a change, which can allow it to write a marker or load a log."""
+        """Wake the background task after a change that may allow it to write a marker or load a log."""
         self._wake.set()
 
     def resume(self) -> None:
-        """Continue the background work after a stop, if there was any, perhaps on another event loop."""
+        """Continue the background work, if there was any before a stop, possibly on another event loop."""
         if self._task is None and self._states.exists:
             self._settled, self._wake = asyncio.Event(), asyncio.Event()
             self._keep_running()
@@ -411,7 +411,7 @@ class TransactionCoordinator:
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the transaction coordinator: a bug of the embedded cluster", exc_info=error)
+            logger.error("the transaction coordinator: a bug in the embedded cluster", exc_info=error)
             assert isinstance(error, Exception)
             self._cluster.failures.append(error)
 
@@ -457,7 +457,7 @@ class TransactionCoordinator:
                     and not self._is_being_written(transaction)
                     and self._markers.write(transaction.metadata, partition.leader_epoch)
                 ):
-                    if transaction.pending is None:  # The last attempt to write it failed.
+                    if transaction.pending is None:  # The last attempt to write the completed state failed.
                         transaction.complete(now_ms=self._cluster.now_ms())
                     with suppress(TransactionRefused):
                         self._write(transaction)

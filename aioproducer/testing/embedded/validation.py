@@ -43,7 +43,7 @@ from aioproducer.testing.embedded.record_scan import ScannedRecords, UnreadableL
 _KNOWN_CODECS = frozenset(Codec)
 
 _PRODUCER_ID_END = 51
-"""The end of the producer id, which Kafka reads of each batch before it checks the length of the header."""
+"""The position after the producer id. Kafka reads each batch up to it before it checks the length of the header."""
 
 _SMALLEST_BATCH = 14
 """Bytes after the length in a batch of format v0 (LegacyRecord.RECORD_OVERHEAD_V0)."""
@@ -65,14 +65,14 @@ _KEPT_ATTRIBUTES = CODEC_MASK | TRANSACTIONAL | CONTROL
 
 
 class ValidBatch(NamedTuple):
-    """A batch that can be appended; still without its base offset and leader epoch."""
+    """A batch that can be appended; its base offset and leader epoch are not set yet."""
 
     header: BatchHeader
     data: Bytes
 
 
 class RequestError(Exception):
-    """Kafka's reader fails in a way that fails the whole request, with UNKNOWN_SERVER_ERROR."""
+    """An error in a batch for which Kafka fails the whole request with UNKNOWN_SERVER_ERROR."""
 
 
 def check_can_be_read(batches: Iterable[memoryview]) -> None:
@@ -95,7 +95,7 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
 
     Raises:
         AppendError: there is no whole batch, or more than one, or one that is not allowed in this version.
-        RequestError: the codec does not exist, in a version for which Kafka checks it here.
+        RequestError: the codec does not exist (checked here only in versions without zstd, as in Kafka).
     """
     view = memoryview(records or b"")
     end = _end_of_batch(view, 0)
@@ -133,7 +133,7 @@ def _end_of_batch(view: memoryview, at: int) -> int | None:
 
 
 def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
-    """Return the batch in the form in which a log with these settings keeps it.
+    """Check a batch, and return it in the form in which a log with these settings stores it.
 
     Args:
         batch: The result of `only_batch`.
@@ -141,7 +141,7 @@ def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
         now_ms: The broker's wall clock, in milliseconds.
 
     Raises:
-        AppendError: Kafka would reject it, whatever the log contains.
+        AppendError: Kafka would reject the batch, whatever the log contains.
     """
     header = _whole_batch(batch, config)
     _check_header(header)
@@ -155,7 +155,7 @@ def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
     elif codec is Codec.NONE or records.are_numbered:
         valid = _stamped(batch, header, max_timestamp, config.uses_log_append_time)
     else:
-        # Kafka tries to renumber them, and fails: it has skipped the keys and values.
+        # Kafka tries to renumber the records and fails, because it has skipped their keys and values.
         raise _server_error("compressed records whose offset deltas are not 0, 1, 2 and so on")
     if valid.header.size > config.segment_bytes:
         raise AppendError(
@@ -169,7 +169,7 @@ def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
 
 
 def _whole_batch(batch: memoryview, config: LogConfig) -> BatchHeader:
-    """UnifiedLog.analyzeAndValidateRecords."""
+    """Check the batch as a whole and return its header (UnifiedLog.analyzeAndValidateRecords)."""
     (base_offset,) = _INT64.unpack_from(batch)
     if base_offset != 0:
         raise _invalid(f"the base offset should be 0, not {base_offset}")
@@ -187,7 +187,7 @@ def _whole_batch(batch: memoryview, config: LogConfig) -> BatchHeader:
 
 
 def _check_header(header: BatchHeader) -> None:
-    """LogValidator.validateBatch."""
+    """Check the fields of the header (LogValidator.validateBatch)."""
     if header.record_count < 1:
         raise _invalid(f"{header.record_count} records")
     if header.record_count != header.last_offset_delta + 1:
@@ -227,10 +227,10 @@ def _read_records(batch: memoryview, header: BatchHeader) -> ScannedRecords:
 
 
 def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    """LogValidator.validateRecord: checks all records and names all that have errors (KIP-467)."""
+    """Check all records and report each one that has an error (LogValidator.validateRecord, KIP-467)."""
     errors: dict[int, str] = {}
     if config.is_compacted:
-        errors.update((index, "a compacted topic takes no record without a key") for index in records.keyless)
+        errors.update((index, "a compacted topic requires a key") for index in records.keyless)
     oldest = now_ms - config.message_timestamp_before_max_ms
     newest = now_ms + config.message_timestamp_after_max_ms
     code = ErrorCode.INVALID_RECORD
@@ -241,7 +241,7 @@ def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConf
             code = ErrorCode.INVALID_TIMESTAMP
             errors[index] = f"timestamp {timestamp} is not within {oldest} to {newest}"
             if not has_time:
-                errors[index] = "LogAppendTime is for brokers to write"
+                errors[index] = "only brokers may write LogAppendTime"
     if errors:
         raise AppendError(
             code,
@@ -253,7 +253,7 @@ def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConf
 
 
 def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_append_time: bool) -> ValidBatch:
-    """The batch with the right largest timestamp and its type (DefaultRecordBatch.setMaxTimestamp)."""
+    """Return the batch with this largest timestamp and timestamp type (DefaultRecordBatch.setMaxTimestamp)."""
     if header.max_timestamp == max_timestamp and header.log_append_time is log_append_time:
         return ValidBatch(header, batch)
     attributes = header.attributes & _KEPT_ATTRIBUTES | (LOG_APPEND_TIME if log_append_time else 0)
@@ -263,7 +263,7 @@ def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_app
 def _packed_anew(
     records: ScannedRecords, header: BatchHeader, codec: Codec, max_timestamp: int, log_append_time: bool
 ) -> ValidBatch:
-    """Re-create the batch with another codec and without gaps in its numbers (MemoryRecordsBuilder).
+    """Re-create the batch with another codec and without gaps in its offset deltas (MemoryRecordsBuilder).
 
     Raises:
         AppendError: Kafka's builder rejects a timestamp or the producer's state.
@@ -291,7 +291,7 @@ def _packed_anew(
 
 
 def _encoded(records: ScannedRecords) -> bytes:
-    """Encode the records one after the other, with new deltas."""
+    """Encode the records one after another, with new deltas."""
     payload = bytearray()
     base_timestamp = records.timestamps[0]
     for index, (timestamp, (start, end)) in enumerate(zip(records.timestamps, records.bodies, strict=True)):
@@ -313,7 +313,7 @@ def _sealed(header: BatchHeader, payload: Bytes) -> ValidBatch:
     return ValidBatch(header._replace(crc=crc), data)
 
 
-# Errors. Kafka's response to unusual ones contains the log start offset.
+# Errors. For unusual ones, Kafka's response contains the log start offset.
 
 
 def _invalid(message: str) -> AppendError:
@@ -321,5 +321,5 @@ def _invalid(message: str) -> AppendError:
 
 
 def _server_error(message: str) -> AppendError:
-    """An error of Kafka's reader for which there is no error code."""
+    """Return an error of Kafka's reader for which there is no error code."""
     return AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, message, tells_log_start=True)

@@ -1,7 +1,7 @@
 """The check before a transactional batch is appended: the leader asks the coordinator about the transaction.
 
-Brokers do this since Kafka 3.6 (KIP-890, AddPartitionsToTxnManager). From Produce version 12 and TxnOffsetCommit
-version 5 on, the same request adds the partition. If the leader gets no answer, old clients receive
+Brokers have done this since Kafka 3.6 (KIP-890, AddPartitionsToTxnManager). From Produce version 12 and TxnOffsetCommit
+version 5 on, the same request also adds the partition. If the leader gets no answer, old clients receive
 NOT_ENOUGH_REPLICAS, which makes them send the same batch again.
 """
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 RETRY_BACKOFF = 0.02
-"""Seconds; Kafka's add.partitions.to.txn.retry.backoff.ms."""
+"""Seconds between two retries; Kafka's add.partitions.to.txn.retry.backoff.ms."""
 
 RETRY_LIMIT = 0.1
 """Seconds for which a leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
 
 COORDINATOR_TIMEOUT = 30.0
-"""Seconds after which a leader considers a coordinator that does not answer as lost."""
+"""Seconds after which a leader gives up on a coordinator that does not answer."""
 
 _PASSED_ON = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS})
 _UNREACHABLE = frozenset(
@@ -81,11 +81,11 @@ class VerificationFaults:
         self._faults: list[_Fault] = []
 
     def add(self, error: ErrorCode, topic: str | None, partition: int | None, count: int) -> None:
-        """Let the next `count` questions that concern the topic and the partition fail; None means any."""
+        """Make the next `count` verifications of this topic and partition fail; None means any."""
         self._faults.append(_Fault(error, topic, partition, count))
 
     def take(self, targets: Sequence[TopicPartition]) -> ErrorCode | None:
-        """Return the error that the leader gets instead of an answer; None lets it ask."""
+        """Return the error that the leader gets instead of an answer, or None if it can ask."""
         for fault in self._faults:
             if fault.left and any(fault.concerns(target) for target in targets):
                 fault.left -= 1
@@ -94,14 +94,14 @@ class VerificationFaults:
 
 
 class Question(NamedTuple):
-    """Can a batch with this sequence be appended?"""
+    """A leader's question: can a batch with this sequence be appended to the partition?"""
 
     partition: Partition
     sequence: int
 
 
 class Verified(NamedTuple):
-    """The result for one partition before a batch is appended."""
+    """The result of the verification of one partition."""
 
     guard: VerificationGuard
     code: ErrorCode
@@ -109,7 +109,7 @@ class Verified(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The permission of a Produce request for one partition."""
+    """Whether a Produce request may append to one partition: `error` if it may not; `guard` is passed to the append."""
 
     guard: VerificationGuard | None = None
     error: AppendError | None = None
@@ -121,8 +121,8 @@ async def verified_batches(
     """Ask the coordinator about the transactional batches of a Produce request.
 
     Returns:
-        The result of each partition that the request concerns, needed before the append. Partitions without
-        transactional batches are missing.
+        The results by partition, which are needed before the append. Partitions that need no verification are
+        missing.
     """
     batches = list(_batches(context, request))
     if not any(header.is_transactional for _, _, header in batches):
@@ -133,9 +133,11 @@ async def verified_batches(
     )
     if denied:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        error = AppendError(code, "transactional batches without a transactional id that may be written with")
+        error = AppendError(
+            code, "transactional batches require a transactional id that the client may write with"
+        )
         return dict.fromkeys(everywhere, Checked(error=error))
-    # A batch without a producer id belongs to no transaction, whatever its bit says.
+    # A batch without a producer id does not belong to a transaction, even if its transactional bit is set.
     batches = [one for one in batches if one[2].is_transactional and one[2].producer_id != NO_PRODUCER_ID]
     producers = {
         ProducerIdAndEpoch(header.producer_id, header.producer_epoch): None for _, _, header in batches
@@ -168,7 +170,7 @@ async def verified_batches(
 def _batches(
     context: RequestContext, request: ProduceRequest
 ) -> Iterable[tuple[TopicPartition, Partition | None, BatchHeader]]:
-    """The batches of a request as far as they can be read."""
+    """Iterate over the batches of a request whose headers can be read."""
     for topic_data in request.topic_data:
         topic = context.cluster.find_topic(topic_data.name, topic_data.topic_id)
         name = topic.name if topic else topic_data.name
@@ -188,7 +190,7 @@ async def _verify_patiently(
     questions: Mapping[TopicPartition, Question],
     support: Support,
 ) -> dict[TopicPartition, Verified]:
-    """Like `verify`. To add a partition, a leader retries while the markers of the last transaction are due."""
+    """Call `verify`. If it also adds partitions, retry for a while if the markers of the last transaction are due."""
     loop = asyncio.get_running_loop()
     give_up = loop.time() + RETRY_LIMIT
     while True:
@@ -206,7 +208,7 @@ async def verify(
     questions: Mapping[TopicPartition, Question],
     support: Support,
 ) -> dict[TopicPartition, Verified]:
-    """Ask the coordinator about those partitions to which the transaction has not written yet."""
+    """Ask the coordinator about the partitions to which the transaction has not written yet."""
     # Create the guards first: a marker that is written in the meantime makes them void.
     guards = {
         target: partition.log.start_verification(
@@ -231,7 +233,7 @@ async def _ask(
     targets: list[TopicPartition],
     support: Support,
 ) -> dict[TopicPartition, ErrorCode]:
-    """One request from a leader to the coordinator (AddPartitionsToTxn version 4 and up). Raises TransactionRefused."""
+    """Ask the coordinator as a leader does (AddPartitionsToTxn version 4 and up). Raises TransactionRefused."""
     coordinator = cluster.transactions
     scripted = coordinator.verification_faults.take(targets)
     if scripted is not None:
@@ -252,7 +254,7 @@ async def _ask(
 
 
 async def _reach(cluster: EmbeddedCluster, node: int) -> None:
-    """Wait for a coordinator that is frozen. Raises TransactionRefused."""
+    """Wait until a frozen coordinator thaws. Raises TransactionRefused if the coordinator is down or does not thaw."""
     broker = cluster.broker(node)
     if broker.is_running:
         return
@@ -275,7 +277,7 @@ def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
 
 
 def _as_append_error(code: ErrorCode, support: Support) -> AppendError | None:
-    """The error of a Produce request, with Kafka's text: clients distinguish the meanings of code 19 by it."""
+    """Return the error for a Produce request. By Kafka's text, clients distinguish the meanings of code 19."""
     if code is ErrorCode.NONE:
         return None
     if code is ErrorCode.INVALID_TXN_STATE:

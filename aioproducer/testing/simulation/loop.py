@@ -7,7 +7,7 @@
     simulate(main, seed=1)
 
 Nothing waits for a real clock, a real socket or a thread: when all work of one moment is done, the clock jumps to
-the next. Code runs here unmodified if it uses `loop.time()` for time and a seeded `random.Random` for randomness,
+the next timer. Code runs here unmodified if it uses `loop.time()` for time and a seeded `random.Random` for randomness,
 and never iterates over a set."""
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
 
 TURNS_AT_ONE_MOMENT = 100_000
-"""The number of rounds of the loop at one moment of virtual time after which it is considered endless."""
+"""The number of iterations at one moment of virtual time after which the loop is considered busy forever."""
 
 
 GRACE = 3600.0
-"""Virtual seconds in which tasks can end after a run has stalled and they are cancelled."""
+"""Virtual seconds that cancelled tasks are given to end after a run has stalled."""
 
 
 class SimulationStalled(AssertionError):
@@ -50,13 +50,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Create a loop that is not running.
 
         Args:
-            seed: decides every latency and every piece in which bytes arrive.
-            network: how connections behave; by default a network of loopback-like latencies.
+            seed: determines every latency and the pieces in which bytes arrive.
+            network: how connections behave; by default, with latencies like those of a loopback interface.
             time_limit: virtual seconds after which the run is considered stuck.
         """
         super().__init__()
         self.random = Random(seed)
-        """The source of the network's randomness; others can also use it."""
+        """The source of the network's randomness, which other code can also use."""
         self.network = network or SimulatedNetwork()
         self.network.attach(self, self.random)
         self.thread_delay = (0.0, 0.0005)
@@ -64,21 +64,21 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now = BEGIN
         self._end = BEGIN + time_limit
         self._turns = 0
-        self._selector = self  # BaseEventLoop asks it for events; only the clock has any
+        self._selector = self  # BaseEventLoop calls select() on it
         self._clock_resolution = 1e-9
 
     # The clock
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._now
 
     def wall_time(self) -> float:
-        """Virtual seconds since 1970, for `EmbeddedCluster(clock=...)`."""
+        """Return the virtual time in seconds since 1970, for `EmbeddedCluster(clock=...)`."""
         return WALL_BEGIN + self._now
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Called by the base class when no callback is ready before `timeout`: let time pass."""
+        """Advance the clock by `timeout`. The base class calls this once per iteration."""
         if timeout is None:
             raise self._stalled("nothing will ever happen again")
         if timeout > 0:
@@ -93,7 +93,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
-        # The caller that catches it cancels the tasks, which takes some more turns.
+        # The caller that catches this error cancels the tasks, which takes some more iterations.
         self._turns = 0
         self._end = self._now + GRACE
         names = sorted(task.get_name() for task in asyncio.all_tasks(self))
@@ -126,7 +126,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]  # the base class declares it with TypeVarTuple
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call it immediately, in this thread; its result arrives a little later, as from another thread."""
+        """Call `func` immediately, in this thread. Its result arrives a little later, as if from another thread."""
         future: asyncio.Future[T] = self.create_future()
         try:
             result = func(*args)
@@ -178,10 +178,10 @@ def simulate(
     """Run a coroutine to its end in virtual time.
 
     Args:
-        main: makes the coroutine; `asyncio.get_running_loop()` is the SimulatedLoop in it.
+        main: creates the coroutine, in which `asyncio.get_running_loop()` returns the SimulatedLoop.
         seed: the same seed gives the same run.
         network: the network, as for SimulatedLoop.
-        time_limit: virtual seconds.
+        time_limit: virtual seconds after which the run is considered stuck.
 
     Raises:
         SimulationStalled: nothing would ever happen again, or the time limit has passed.

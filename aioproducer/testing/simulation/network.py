@@ -1,7 +1,8 @@
 """The network of a SimulatedLoop: listeners, connections, name lookups, and what can go wrong with them.
 
-A connection has two queues of bytes in transit, each with an order, a latency and a bounded window, as in TCP. Bytes
-that do not fit stay in the sender's transport, which reports it. The content of the bytes is not used here."""
+A connection has two queues of bytes in transit. As in TCP, each keeps its order, and has a latency and a bounded
+window. Bytes that do not fit stay in the sender's transport, which notifies its protocol. The network does not
+interpret the bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 RETRANSMISSION = 0.2
-"""Seconds until TCP itself repeats an attempt to connect that was not answered."""
+"""Seconds after which TCP repeats an unanswered attempt to connect."""
 
 _FIRST_PORT = 9092
 _FIRST_CLIENT_PORT = 40_000
@@ -29,7 +30,7 @@ _TRACED = struct.Struct(">dIBI")
 
 
 class Latency(NamedTuple):
-    """The duration of something in seconds: at least `least`, at most `most`."""
+    """A range of durations in seconds, from `least` to `most`."""
 
     least: float = 0.0001
     most: float = 0.0005
@@ -58,18 +59,18 @@ class SimulatedNetwork:
         """Describe a network.
 
         Args:
-            latency: of each piece of bytes, in one direction.
-            window: the maximum number of bytes of one direction that are in transit or unread; the rest stays with
-                the sender.
+            latency: the one-way latency of each piece of bytes.
+            window: the maximum number of bytes in one direction that are in transit or unread; further bytes stay
+                with the sender.
             pieces: the probability that bytes arrive in two pieces.
             reset: the probability that a dropped connection loses the bytes in transit.
         """
         self.latency = latency
         self.window = window
         self.names: dict[str, tuple[str, ...]] = {}
-        """The addresses of names. Any other name is its own address; an empty tuple makes a name unknown."""
+        """The addresses of each name. A name without an entry is its own address; an empty tuple makes it unknown."""
         self.lookup_delay = 0.0
-        """Seconds until a name is resolved."""
+        """Seconds that it takes to resolve a name."""
         self._pieces = pieces
         self._reset = reset
         self._loop: SimulatedLoop
@@ -81,11 +82,11 @@ class SimulatedNetwork:
         self._open: dict[int, tuple[SimulatedTransport, SimulatedTransport]] = {}
         """(client's end, server's end) of each connection with at least one open end."""
         self._held: dict[tuple[int, bool], None] = {}
-        """(port, towards the server) of each direction in which nothing arrives."""
+        """(port, whether towards the server) of each direction in which nothing arrives."""
         self._trace = hashlib.sha256()
 
     def attach(self, loop: SimulatedLoop, random: Random) -> None:
-        """Attach the network to its loop, which calls this."""
+        """Attach the network to its loop, which calls this method."""
         self._loop = loop
         self._random = random
 
@@ -93,7 +94,7 @@ class SimulatedNetwork:
 
     @property
     def digest(self) -> str:
-        """A SHA-256 over every byte that was sent so far, with its time and its connection."""
+        """A SHA-256 hash of all bytes sent so far, with their times and connections."""
         return self._trace.hexdigest()
 
     @property
@@ -109,7 +110,7 @@ class SimulatedNetwork:
         for client, server in found:
             client.break_off()
             if self.loses():
-                server.break_off()  # otherwise it would notice only after the bytes in transit
+                server.break_off()  # otherwise, it notices only after the bytes in transit
         return len(found)
 
     def hold(self, port: int, *, requests: bool = True, answers: bool = True) -> None:
@@ -120,7 +121,7 @@ class SimulatedNetwork:
             self._held[port, False] = None
 
     def release(self, port: int | None = None) -> None:
-        """Let bytes that were held back arrive, as after a retransmission. None: of all ports."""
+        """Let the bytes that were held back on a port (None: on all ports) arrive, as after a retransmission."""
         for held in [held for held in self._held if port in (None, held[0])]:
             del self._held[held]
         for ends in list(self._open.values()):
@@ -128,7 +129,7 @@ class SimulatedNetwork:
                 end.go_on()
 
     def is_held(self, port: int, *, to_server: bool) -> bool:
-        """True if nothing arrives in this direction at present."""
+        """Return whether nothing arrives in this direction at present."""
         return (port, to_server) in self._held
 
     def _is_silent(self, port: int) -> bool:
@@ -137,7 +138,7 @@ class SimulatedNetwork:
     # For the loop
 
     async def resolve(self, host: str) -> tuple[str, ...]:
-        """The addresses of a name. Raises socket.gaierror, an OSError, if there are none."""
+        """Return the addresses of a name. Raises socket.gaierror, an OSError, if there are none."""
         addresses = self.names.get(host, (host,))
         if self.lookup_delay:
             await asyncio.sleep(self.lookup_delay)
@@ -159,17 +160,17 @@ class SimulatedNetwork:
         self._listeners[address] = server
 
     def unbind(self, address: Address) -> None:
-        """Let the server at this address accept no more connections."""
+        """Stop accepting connections at this address."""
         self._listeners.pop(address, None)
 
     def serves(self, address: Address) -> bool:
-        """True if a server accepts connections at this address."""
+        """Return whether a server accepts connections at this address."""
         return address in self._listeners
 
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """Like `create_connection`: one round trip. Raises OSError if no server listens there."""
+        """Connect like `create_connection`, in one round trip. Raises OSError if no server listens there."""
         while self._is_silent(port):  # noqa: ASYNC110  # TCP is not notified either
             await asyncio.sleep(RETRANSMISSION)
         await asyncio.sleep(self.delay())
@@ -197,26 +198,26 @@ class SimulatedNetwork:
     # For transports
 
     def delay(self) -> float:
-        """Seconds until the next item arrives."""
+        """Return the seconds until the next item arrives."""
         return self._random.uniform(*self.latency)
 
     def cuts(self, size: int) -> Iterable[int]:
-        """The sizes of the pieces in which bytes arrive."""
+        """Return the sizes of the pieces in which `size` bytes arrive."""
         if size > 1 and self._random.random() < self._pieces:
             first = self._random.randrange(1, size)
             return (first, size - first)
         return (size,)
 
     def loses(self) -> bool:
-        """True if a dropped connection loses the bytes in transit."""
+        """Return whether a dropped connection loses the bytes in transit."""
         return self._random.random() < self._reset
 
     def keeps(self, count: int) -> int:
-        """The number of items in transit that still arrive."""
+        """Return how many of `count` items in transit still arrive."""
         return self._random.randint(0, count)
 
     def note(self, number: int, is_client: bool, data: bytes | bytearray | memoryview) -> None:
-        """Record the bytes that are sent."""
+        """Add bytes that are sent to the digest."""
         self._trace.update(_TRACED.pack(self._loop.time(), number, is_client, len(data)))
         self._trace.update(data)
 
@@ -228,7 +229,7 @@ class SimulatedNetwork:
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """The result of `create_server`."""
+    """A server of the simulation, as returned by `create_server`."""
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class SimulatedServer(asyncio.AbstractServer):
         self._address = address
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the server."""
+        """Return the loop of the server."""
         return self._server_loop
 
     async def start_serving(self) -> None:
@@ -259,10 +260,10 @@ class SimulatedServer(asyncio.AbstractServer):
         """Return immediately."""
 
     def is_serving(self) -> bool:
-        """True if it accepts connections."""
+        """Return whether the server accepts connections."""
         return self._network.serves(self._address)
 
     async def serve_forever(self) -> None:
-        """Serve until it is cancelled."""
+        """Serve until cancelled."""
         await self.start_serving()
         await self._server_loop.create_future()

@@ -1,7 +1,7 @@
 """One end of a simulated connection: an asyncio transport without a socket.
 
-Bytes pass through a queue with an order, a latency and a bounded window to the other end. Bytes that do not fit stay
-here, and the protocol is notified, as over TCP. The network decides about latencies and losses."""
+Bytes reach the other end in order, through a queue with latency and a bounded window. Bytes that do not fit stay here,
+and the protocol is notified, as over TCP. The network determines latencies and losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Address = tuple[str, int]
 _Item = bytes | OSError | None
-"""An item that arrives: bytes, a reset, or the end."""
+"""An item that arrives: bytes, a reset (OSError), or the end of the stream (None)."""
 
 
 def _reset() -> OSError:
@@ -42,7 +42,7 @@ class SimulatedTransport(asyncio.Transport):
         self.port = peer[1] if is_client else own[1]
         """The port of the server."""
         self.is_closed = False
-        """True once this end neither reads nor writes any longer."""
+        """True once this end no longer reads or writes."""
         self._network = network
         self._loop = loop
         self._number = number
@@ -50,18 +50,18 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: asyncio.Protocol
         self._closing = False
         self._has_begun = False
-        # bytes that are written and not sent yet
+        # bytes that were written but not sent yet
         self._buffer: deque[bytes] = deque()
         self._buffered = 0
         self._high = 64 * 1024
         self._low = 16 * 1024
         self._is_paused = False
-        # items in transit from here, with the time of their arrival
+        # items in transit to the other end, with the time of their arrival
         self._way: deque[tuple[float, _Item]] = deque()
         self._outstanding = 0
-        """Bytes in transit, or arrived and not read."""
+        """The number of bytes that are in transit, or have arrived but were not read."""
         self._last_arrival = 0.0
-        # items that have arrived and are not read yet
+        # items that have arrived but were not read yet
         self._inbox: deque[_Item] = deque()
         self._reads = True
 
@@ -71,7 +71,7 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol = protocol
         self._has_begun = True
         protocol.connection_made(self)
-        if self.is_closed:  # it was cut before it had a protocol
+        if self.is_closed:  # the connection was cut before it had a protocol
             self._loop.call_soon(protocol.connection_lost, _reset())
         self._loop.call_soon(self._read)
 
@@ -124,7 +124,7 @@ class SimulatedTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Send the written bytes, then the end."""
+        """Send the bytes that were written, then close this end."""
         if not self._closing:
             self._closing = True
             if not self._buffer:
@@ -137,7 +137,7 @@ class SimulatedTransport(asyncio.Transport):
     # For the network
 
     def break_off(self) -> None:
-        """Reset the connection: from some point on, items that arrive at this end are lost."""
+        """Reset the connection: from some point on, the items in transit to this end are lost."""
         self.peer._lose_some()
         self._drop(_reset(), tell=False)
 
@@ -176,7 +176,7 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Take the next item of the queue; timers of the same moment have no order."""
+        """Deliver the next item of the queue, because timers of the same moment fire in no fixed order."""
         if not self._way or self._is_held():
             return  # lost, or held back in the meantime: go_on() sets another timer
         _, item = self._way.popleft()
@@ -200,7 +200,7 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _acknowledged(self, size: int) -> None:
-        """Note that the other end has read: there is room in the window."""
+        """Note that the other end has read `size` bytes, which makes room in the window."""
         self._outstanding -= size
         if not self._buffer:
             return

@@ -215,7 +215,7 @@ def test_a_listeners_settings_have_its_name_in_lower_case_and_no_protocol_among_
     [
         ("secure", {"security.protocol": "SSL"}, "upper case, .* not 'secure'"),
         ("9TH", {"security.protocol": "SSL"}, "upper case, .* not '9TH'"),
-        ("CONTROLLER", {"security.protocol": "SSL"}, "CONTROLLER is the brokers' own"),
+        ("CONTROLLER", {"security.protocol": "SSL"}, "CONTROLLER is reserved for the brokers"),
         (
             "SECURE",
             {"security.protocol": "ssl"},

@@ -342,7 +342,7 @@ async def test_faults_of_different_partitions_befall_the_same_request():
 @pytest.mark.parametrize(
     ("replicas", "problem"),
     [
-        (1, "it has no replica of it; its replicas are on broker 0"),
+        (1, "it has no replica of the partition; its replicas are on broker 0"),
         (2, r"it is stopped; call start_broker\(1\) first"),
     ],
 )
@@ -403,7 +403,7 @@ async def test_an_answer_is_written_in_the_pieces_that_the_script_wants(wishes, 
     writer = Pieces()
 
     if "truncate" in wishes:
-        with pytest.raises(CloseConnection, match=f"after {len(b''.join(written))} bytes of the answer"):
+        with pytest.raises(CloseConnection, match=f"after {len(b''.join(written))} bytes of the response"):
             await fault_effects.write(writer, [b"abc", b"def"], [fault])
     else:
         await fault_effects.write(writer, [b"abc", b"def"], [fault])
