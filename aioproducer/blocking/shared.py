@@ -113,4 +113,5 @@ def _forked() -> None:
     _lock = threading.RLock()  # another thread of the parent may have held the old one
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forked)

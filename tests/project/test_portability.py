@@ -21,6 +21,7 @@ from tests.support.producing import until
 LIKE_WINDOWS = """
 import asyncio, importlib, os, pathlib, pkgutil, signal, socket, ssl, subprocess, sys, tempfile, threading
 import concurrent.futures, logging.handlers, multiprocessing, queue, random, shutil, uuid
+import rich.console, rich.progress, typer  # they would import what only Windows has
 
 for module, names in {
     os: "register_at_fork fork writev sched_getaffinity setpriority getpriority nice memfd_create pidfd_open getuid",
