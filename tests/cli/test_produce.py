@@ -388,9 +388,9 @@ async def test_a_commit_that_is_never_answered_is_in_doubt(cluster):
         "x",
         "--json",
         "-X",
-        "max.block.ms=300",
+        "max.block.ms=3000",
         "-X",
-        "request.timeout.ms=200",
+        "request.timeout.ms=2000",
         stdin=b"1\n",
     )
 
