@@ -18,7 +18,9 @@ setup(
         Extension(
             "aioproducer.records._record_path",
             ["aioproducer/records/_record_path.pyx"],
-            depends=["aioproducer/records/_columns.pxi", "aioproducer/records/_portable.h"],
+            depends=[
+                f"aioproducer/records/{name}" for name in ("_columns.pxi", "_user_code.pxi", "_portable.h")
+            ],
             **OPTIONS,
         ),
         Extension(

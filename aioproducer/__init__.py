@@ -40,7 +40,12 @@ if TYPE_CHECKING:
     from aioproducer.observe.snapshots import MetricsSnapshot
     from aioproducer.observe.vital_signs import Health, Ping
     from aioproducer.producer import Producer
-    from aioproducer.records._record_path import Delivery, RecordMetadata, murmur2_partitions
+    from aioproducer.records._record_path import (
+        Delivery,
+        RecordMetadata,
+        SerializationContext,
+        murmur2_partitions,
+    )
     from aioproducer.records.batch import BatchBuilder
     from aioproducer.records.interceptors import Interceptor
     from aioproducer.records.receipt import Receipt
@@ -92,6 +97,7 @@ __all__ = [
     "RecordTooLargeError",
     "Secret",
     "SendManyError",
+    "SerializationContext",
     "SerializationError",
     "TopicAuthorizationError",
     "TopicPartition",
@@ -142,6 +148,7 @@ _MODULES = {
     "RecordTooLargeError": "aioproducer.errors",
     "Secret": "aioproducer.types",
     "SendManyError": "aioproducer.errors",
+    "SerializationContext": "aioproducer.records._record_path",
     "SerializationError": "aioproducer.errors",
     "TopicAuthorizationError": "aioproducer.errors",
     "TopicPartition": "aioproducer.types",

@@ -19,12 +19,13 @@ from aioproducer.from_config import remembers_arguments
 from aioproducer.records._record_path import (
     Delivery,
     RecordMetadata,
+    Serialization,
     Topic,
     murmur2,
 )
 from aioproducer.records.arguments import check_is_bytes, check_target, check_timeout
 from aioproducer.records.pending_record import PendingRecord
-from aioproducer.records.serializers import Serializer, serialized, serialized_now
+from aioproducer.records.serializers import BoundSerializer, Serializer, finish, finish_now
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.sending.bulk import Bulk, end_of
 from aioproducer.sending.lifecycle import Lifecycle
@@ -73,8 +74,8 @@ class Producer(Lifecycle, Bulk):
         partitioner_ignore_keys: the same as partitioner="random".
         partitioner_adaptive_partitioning_enable: send fewer records without a key to partitions whose batches queue up.
         partitioner_availability_timeout_ms: skip partitions whose broker accepted nothing for this long; 0: never.
-        key_serializer, value_serializer: f(value) -> bytes, or an object with serialize(topic, value, headers);
-            either may be async.
+        key_serializer, value_serializer: f(value) or f(value, context) -> bytes, or an object with
+            serialize(topic, value, headers); each may be async. None is sent as it is.
         metadata_max_age_ms, metadata_max_idle_ms: the longest time between refreshes, and the time after which an
             unused topic is forgotten (KIP-526).
         metadata_recovery_strategy: "rebootstrap" returns to the bootstrap addresses when no known broker is
@@ -235,6 +236,8 @@ class Producer(Lifecycle, Bulk):
             headers: Headers | None = None,
             *,
             timeout: float | None = None,
+            key_serializer: Serializer | None = None,
+            value_serializer: Serializer | None = None,
         ) -> Delivery:
             """Put a record into the buffer and return its delivery. Waits for metadata and for room in the buffer.
 
@@ -245,6 +248,7 @@ class Producer(Lifecycle, Bulk):
                 timestamp_ms: milliseconds since 1970; now if None.
                 headers: a list of (str, bytes or None).
                 timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
+                key_serializer, value_serializer: for this record, in place of the producer's; None for the producer's.
 
             Returns:
                 The Delivery, a future of the RecordMetadata.
@@ -270,6 +274,8 @@ class Producer(Lifecycle, Bulk):
             headers: Headers | None = None,
             *,
             timeout: float | None = None,
+            key_serializer: Serializer | None = None,
+            value_serializer: Serializer | None = None,
         ) -> RecordMetadata:
             """Send a record and wait for its acknowledgement. Its batch does not linger.
 
@@ -292,6 +298,8 @@ class Producer(Lifecycle, Bulk):
             headers: Headers | None = None,
             *,
             timeout: float | None = None,
+            key_serializer: Serializer | None = None,
+            value_serializer: Serializer | None = None,
         ) -> Delivery:
             """Put a record into the buffer and return its delivery, without waiting.
 
@@ -302,23 +310,14 @@ class Producer(Lifecycle, Bulk):
                 Others as `send`.
             """
 
-    async def _send_slowly(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        partition: int | None,
-        timestamp_ms: int | None,
-        headers: Headers | None,
-        timeout: float | None,
-    ) -> Delivery:
-        """Send a record that has to wait or needs user code: interceptors, metadata, serializers, partitioner."""
-        with self._rejections.of(topic):
+    async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
+        """Send a record that has to wait: for metadata, an async serializer, the user's partitioner, or room."""
+        with self._rejections.of(pending.topic):
             self._check_may_append()
             check_timeout(timeout, InvalidRecordError)
             began = self._loop.time()
-            record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-            pending = PendingRecord(record, self._transaction.number, end_of(timeout, began))
+            pending.transaction = self._transaction.number
+            pending.deadline = end_of(timeout, began)
             try:
                 return await self._send_pending(pending)
             finally:
@@ -327,7 +326,8 @@ class Producer(Lifecycle, Bulk):
 
     async def _send_pending(self, pending: PendingRecord) -> Delivery:
         """Send a record, and call the user's interceptors before and after."""
-        pending.record = pending.intercepted = self._interceptors.on_send(pending.record)
+        if not pending.is_intercepted:
+            pending.record = pending.intercepted = self._interceptors.on_send(pending.record)
         try:
             return await self._append_pending(pending)
         except BaseException as error:
@@ -340,23 +340,38 @@ class Producer(Lifecycle, Bulk):
 
     async def _append_pending(self, pending: PendingRecord) -> Delivery:
         """Serialize a record and append it, once its topic is known and there is room."""
-        topic, value, key, partition, timestamp_ms, headers, _ = pending.record
+        topic, _, _, partition, timestamp_ms, _, _ = pending.record
         partition = check_target(topic, partition)
         end, bound = self._end_of_wait(pending.deadline)
         info = await self._metadata.wait_for_topic(topic, end, partition)
         known = self._accumulator.open_topic(info)
-        value = await serialized(self._config.value_serializer, value, topic, headers, "value")
-        key = await serialized(self._config.key_serializer, key, topic, headers, "key")
+        serialization = self._serialization_of(pending, info)
+        await finish(serialization)
         self._check_usable()
         self._transaction.check_is_still(pending.transaction)
+        key = serialization.key
         number = self._partition_of(info, key, partition)
-        pending.record = ProducerRecord(topic, value, key, number, timestamp_ms, headers)
+        pending.record = ProducerRecord(
+            topic, serialization.value, key, number, timestamp_ms, serialization.headers
+        )
         delivery = self._append_now(pending, known, False)
         if delivery is not None:
             return delivery
         return await self._accumulator.lock.append(
             partial(self._append_now, pending, known, True), end, bound
         )
+
+    def _serialization_of(self, pending: PendingRecord, info: TopicInfo) -> Serialization:
+        """Return the record's Serialization, a new one if none of its serializers was called yet."""
+        if pending.serialization is not None:
+            return pending.serialization
+        _, value, key, _, _, headers, _ = pending.record
+        return self._serialization(pending.of_value, pending.of_key, info.name, value, key, headers)
+
+    def _serializer_for(self, topic: object, serializer: Any, field: str) -> BoundSerializer:
+        """Return the BoundSerializer of a serializer that was passed to `send`."""
+        with self._rejections.of(topic):
+            return self._serializers.given(serializer, field)
 
     def _append_now(self, pending: PendingRecord, topic: Topic, is_first_waiter: bool) -> Delivery | None:
         """Append a record, unless its transaction ended while it waited; None if there is no room."""
@@ -390,34 +405,24 @@ class Producer(Lifecycle, Bulk):
         self._check_usable()
         self._transaction.check_may_send()
 
-    def _try_send_slowly(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        partition: int | None,
-        timestamp_ms: int | None,
-        headers: Headers | None,
-        timeout: float | None,
-    ) -> Delivery:
-        with self._rejections.of(topic):
+    def _try_send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
+        with self._rejections.of(pending.topic):
             self._check_may_append()
-            record = self._interceptors.on_send(
-                ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-            )
+            if not pending.is_intercepted:
+                pending.record = pending.intercepted = self._interceptors.on_send(pending.record)
             try:
-                delivery = self._try_send_record(record, timeout)
+                delivery = self._try_send_pending(pending, timeout)
             except BaseException as error:
-                self._interceptors.on_acknowledgement(error, record)
+                self._interceptors.on_acknowledgement(error, pending.intercepted)
                 raise
-            self._interceptors.watch(delivery, record)
+            self._interceptors.watch(delivery, pending.intercepted)
             return delivery
 
     def _count_rejected(self, topic: object, error: BaseException) -> None:
         self._rejections.note(topic, error)
 
-    def _try_send_record(self, record: ProducerRecord, timeout: float | None) -> Delivery:
-        topic, value, key, partition, timestamp_ms, headers, _ = record
+    def _try_send_pending(self, pending: PendingRecord, timeout: float | None) -> Delivery:
+        topic, _, _, partition, timestamp_ms, _, _ = pending.record
         partition = check_target(topic, partition)
         check_timeout(timeout, InvalidRecordError)
         began = self._loop.time()
@@ -429,11 +434,14 @@ class Producer(Lifecycle, Bulk):
             raise BufferFullError(
                 f"try_send: the partitions of topic {topic} are not known yet; use send, which waits"
             )
-        value = serialized_now(self._config.value_serializer, value, topic, headers, "value")
-        key = serialized_now(self._config.key_serializer, key, topic, headers, "key")
+        serialization = self._serialization_of(pending, info)
+        finish_now(serialization, "try_send")
         known = self._accumulator.open_topic(info)
+        key = serialization.key
         number = self._partition_of(info, key, partition)
-        delivery = self._append(known, value, key, number, timestamp_ms, headers, False)
+        delivery = self._append(
+            known, serialization.value, key, number, timestamp_ms, serialization.headers, False
+        )
         if delivery is None:
             raise BufferFullError(
                 f"the buffer of {self._config.buffer_memory} bytes (buffer_memory) is full; use send, which waits"

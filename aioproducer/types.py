@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +18,32 @@ def qualified_name(code: object) -> str:
     """Return the name of a user's function, or of the class of a user's object, for errors and logs."""
     name = getattr(code, "__qualname__", None)
     return name if isinstance(name, str) else type(code).__qualname__
+
+
+def takes_second(function: Callable[..., object], *names: str, or_any: bool = False) -> bool:
+    """Return whether a function has a second positional parameter that is required, or has one of the names.
+
+    With `or_any`, also return True for a function with `*args`.
+    """
+    try:
+        parameters = _parameters_of(function)
+    except (TypeError, ValueError):
+        return False  # a function without a signature, such as list.append
+    if or_any and any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (
+        positional[1].default is inspect.Parameter.empty or positional[1].name in names
+    )
+
+
+def _parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    if sys.version_info >= (3, 14):
+        # By default, signature() evaluates the annotations, which may use names that only type checkers import.
+        from annotationlib import Format
+
+        return list(inspect.signature(function, annotation_format=Format.FORWARDREF).parameters.values())
+    return list(inspect.signature(function).parameters.values())
 
 
 def is_buffer(data: object) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from typing import Any
 
 import pytest
 
-from aioproducer.types import Node, ProducerRecord, Secret, is_buffer, qualified_name
+from aioproducer.types import Node, ProducerRecord, Secret, is_buffer, qualified_name, takes_second
 
 
 def test_a_broker_is_shown_with_its_id_and_a_bootstrap_address_without():
@@ -67,3 +69,33 @@ def test_a_buffer_gives_access_to_its_bytes(value, expected):
 def test_code_is_named_by_its_function_or_its_class():
     assert qualified_name(str.encode) == "str.encode"
     assert qualified_name(Secret("a")) == "Secret"
+
+
+@pytest.mark.parametrize(
+    ("function", "takes", "or_any"),
+    [
+        (lambda value: None, False, False),
+        (lambda value, second: None, True, True),
+        (lambda value, second=None: None, False, False),
+        (lambda value, name=None: None, True, True),
+        (lambda value, *, name: None, False, False),
+        (lambda value, second=None, name=None: None, False, False),
+        (lambda *values: None, False, True),
+        (lambda value, *others: None, False, True),
+        (lambda **named: None, False, False),
+        ([].append, False, False),
+        (dict, False, False),
+    ],
+)
+def test_a_second_parameter_counts_if_it_is_required_or_has_the_name(function, takes, or_any):
+    assert takes_second(function, "name") is takes
+    assert takes_second(function, "other", "name", or_any=True) is or_any
+
+
+def test_annotations_that_only_type_checkers_can_read_do_not_matter():
+    # Before Python 3.14, such a function can be defined only with annotations that are not evaluated.
+    first = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    names: dict[str, Any] = {}
+    exec(first + "def f(value: NotImported, second: NotImported) -> NotImported: ...", names)
+
+    assert takes_second(names["f"])

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from aioproducer.observe.description import Description
     from aioproducer.observe.snapshots import MetricsSnapshot
     from aioproducer.observe.vital_signs import Health, Ping
+    from aioproducer.records.serializers import Serializer
     from aioproducer.transactions.calls import TransactionScope as AsyncTransactionScope
 
 P = ParamSpec("P")
@@ -360,6 +361,8 @@ class Producer:
         headers: Headers | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> Delivery:
         """Put a record into the buffer and return its delivery; arguments as in `aioproducer.Producer.send`.
 
@@ -380,10 +383,22 @@ class Producer:
             or thread.generation != generation()
         ):
             self._check_usable()
-        if self._is_queueable(topic, value, key, partition, timestamp_ms, headers, timeout):
+        has_own = key_serializer is not None or value_serializer is not None
+        if not has_own and self._is_queueable(topic, value, key, partition, timestamp_ms, headers, timeout):
             kept = None if headers is None else tuple(headers)  # the caller may change a list
             return self._sends.put((topic, value, key, partition, timestamp_ms, kept))
-        send = partial(self._inner.send, topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
+        send = partial(
+            self._inner.send,
+            topic,
+            value,
+            key,
+            partition,
+            timestamp_ms,
+            headers,
+            timeout=timeout,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+        )
         appended = self._call_settled(send, topic)
         if partition is not None or not self._is_attached:
             self._sends.places.add((topic, partition))
@@ -438,10 +453,21 @@ class Producer:
         headers: Headers | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> RecordMetadata:
         """Send a record, and wait for its acknowledgement; see `aioproducer.Producer.send_and_wait`."""
         send = partial(
-            self._inner.send_and_wait, topic, value, key, partition, timestamp_ms, headers, timeout=timeout
+            self._inner.send_and_wait,
+            topic,
+            value,
+            key,
+            partition,
+            timestamp_ms,
+            headers,
+            timeout=timeout,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
         )
         return self._call_settled(send, topic)
 
@@ -455,6 +481,8 @@ class Producer:
         headers: Headers | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> Delivery:
         """Put a record into the buffer, or raise without waiting for room; see `aioproducer.Producer.try_send`."""
 
@@ -463,7 +491,17 @@ class Producer:
                 raise BufferFullError(
                     "try_send: other records are already waiting for room; use send, which waits"
                 )
-            return self._inner.try_send(topic, value, key, partition, timestamp_ms, headers, timeout=timeout)
+            return self._inner.try_send(
+                topic,
+                value,
+                key,
+                partition,
+                timestamp_ms,
+                headers,
+                timeout=timeout,
+                key_serializer=key_serializer,
+                value_serializer=value_serializer,
+            )
 
         return Delivery(self._sends, topic, self._call(append))
 

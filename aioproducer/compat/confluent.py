@@ -6,7 +6,7 @@ shows how to change the code."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aioproducer import (
     ConsumerGroupMetadata,
@@ -19,6 +19,9 @@ from aioproducer import (
 from aioproducer import Producer as AsyncProducer
 from aioproducer.errors import InvalidRecordError
 from aioproducer.settings.entries import entries_of_mapping, resolve
+
+if TYPE_CHECKING:
+    from aioproducer.records.serializers import Serializer
 
 __all__ = ["BlockingProducer", "Offset", "Producer"]
 
@@ -87,10 +90,16 @@ class Producer(AsyncProducer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> Delivery:
         """Put a record into the buffer and return its delivery; see `aioproducer.Producer.send`."""
-        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
-        return await super().send(*record, timeout=timeout)
+        record = _record(
+            self, topic, value, key, partition, timestamp_ms, headers, key_serializer, value_serializer
+        )
+        return await super().send(
+            *record, timeout=timeout, key_serializer=key_serializer, value_serializer=value_serializer
+        )
 
     async def send_and_wait(
         self,
@@ -102,10 +111,16 @@ class Producer(AsyncProducer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> RecordMetadata:
         """Send a record and wait for its acknowledgement; see `aioproducer.Producer.send_and_wait`."""
-        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
-        return await super().send_and_wait(*record, timeout=timeout)
+        record = _record(
+            self, topic, value, key, partition, timestamp_ms, headers, key_serializer, value_serializer
+        )
+        return await super().send_and_wait(
+            *record, timeout=timeout, key_serializer=key_serializer, value_serializer=value_serializer
+        )
 
     def try_send(
         self,
@@ -117,10 +132,16 @@ class Producer(AsyncProducer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> Delivery:
         """Put a record into the buffer without waiting; see `aioproducer.Producer.try_send`."""
-        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
-        return super().try_send(*record, timeout=timeout)
+        record = _record(
+            self, topic, value, key, partition, timestamp_ms, headers, key_serializer, value_serializer
+        )
+        return super().try_send(
+            *record, timeout=timeout, key_serializer=key_serializer, value_serializer=value_serializer
+        )
 
     async def send_offsets_to_transaction(
         self, offsets: Offsets, group_id: ConsumerGroupMetadata | str | bytes
@@ -164,11 +185,17 @@ class BlockingProducer(blocking.Producer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> blocking.Delivery:
         """Put a record into the buffer and return its delivery; see `aioproducer.blocking.Producer.send`."""
         # Convert the record before it is queued: only a record of bytes is queued without waiting.
-        record = _record(self, topic, value, key, partition, timestamp_ms, headers)
-        return super().send(*record, timeout=timeout)
+        record = _record(
+            self, topic, value, key, partition, timestamp_ms, headers, key_serializer, value_serializer
+        )
+        return super().send(
+            *record, timeout=timeout, key_serializer=key_serializer, value_serializer=value_serializer
+        )
 
 
 Record = tuple[str, Any, Any, int | None, int | None, Any]
@@ -182,12 +209,14 @@ def _record(
     partition: int | None,
     timestamp_ms: int | None,
     headers: Any,
+    key_serializer: Serializer | None,
+    value_serializer: Serializer | None,
 ) -> Record:
     """Return the arguments for `aioproducer.Producer.send`, which rejects those that are invalid."""
     config = producer.config
-    if type(value) is str and config.value_serializer is None:
+    if type(value) is str and value_serializer is None and config.value_serializer is None:
         value = value.encode()
-    if type(key) is str and config.key_serializer is None:
+    if type(key) is str and key_serializer is None and config.key_serializer is None:
         key = key.encode()
     if isinstance(headers, Mapping):
         headers = list(headers.items())

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from aioproducer.observe.tracing import SendSpan, SendTracer
     from aioproducer.records.batch import ProducerBatch
     from aioproducer.records.idempotence import PartitionSequence
+    from aioproducer.records.interceptors import Interceptors
+    from aioproducer.records.pending_record import PendingRecord
+    from aioproducer.records.serializers import Serializer
 
 HEADER_SIZE: int
 LARGE_RECORD: int
@@ -167,6 +170,56 @@ class Gate:
     is_open: bool
     def __init__(self) -> None: ...
 
+TAKES_VALUE: int
+TAKES_CONTEXT: int
+TAKES_TOPIC: int
+
+class SerializationContext:
+    @property
+    def topic(self) -> str: ...
+    @property
+    def field(self) -> str: ...
+    headers: list[tuple[str, bytes | None]]
+    def __init__(
+        self, topic: str, field: str, headers: Headers | None = None, metadata: Any = None
+    ) -> None: ...
+    @property
+    def cluster_id(self) -> str | None: ...
+
+class Waiting:
+    @property
+    def awaitable(self) -> Any: ...
+    def __init__(self, awaitable: Any) -> None: ...
+
+class UserSerializer:
+    @property
+    def serializer(self) -> Any: ...
+    @property
+    def field(self) -> str: ...
+    @property
+    def takes(self) -> int: ...
+    def __init__(self, serializer: Any, field: str, function: Any, takes: int) -> None: ...
+    def failed(self, topic: str, error: Exception) -> Exception: ...
+    def settle(self, topic: str, result: Any) -> Any: ...
+    def checked(self, topic: str, result: Any) -> Any: ...
+
+class Serialization:
+    @property
+    def topic(self) -> str: ...
+    @property
+    def value(self) -> Any: ...
+    @property
+    def key(self) -> Any: ...
+    @property
+    def headers(self) -> Headers | None: ...
+    @property
+    def waiting(self) -> Waiting | None: ...
+    @property
+    def waits_for(self) -> UserSerializer: ...
+    def run(self) -> bool: ...
+    def resume(self, result: Any) -> None: ...
+    def failed(self, error: Exception) -> Exception: ...
+
 class RecordPath:
     _gate: Gate
     def _bind(
@@ -176,7 +229,14 @@ class RecordPath:
         memory: BufferMemory,
         batch_size: int,
         max_request_size: int,
-        takes_fast_path: bool,
+        is_compiled: bool,
+    ) -> None: ...
+    def _run_user_code(
+        self,
+        of_value: UserSerializer | None,
+        of_key: UserSerializer | None,
+        interceptors: Interceptors | None,
+        metadata: Any,
     ) -> None: ...
     def _unbind(self) -> None: ...
     def _check_usable(self) -> None: ...
@@ -193,6 +253,8 @@ class RecordPath:
         partition: int | None,
         timestamp_ms: int | None,
         timeout: float | None,
+        key_serializer: Serializer | None,
+        value_serializer: Serializer | None,
     ) -> Delivery: ...
     def _try_send_traced(
         self,
@@ -203,28 +265,22 @@ class RecordPath:
         partition: int | None,
         timestamp_ms: int | None,
         timeout: float | None,
+        key_serializer: Serializer | None,
+        value_serializer: Serializer | None,
     ) -> Delivery: ...
     def _count_rejected(self, topic: object, error: BaseException) -> None: ...
-    async def _send_slowly(
+    def _serializer_for(self, topic: object, serializer: Any, field: str) -> UserSerializer: ...
+    async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery: ...
+    def _try_send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery: ...
+    def _serialization(
         self,
+        of_value: UserSerializer | None,
+        of_key: UserSerializer | None,
         topic: str,
         value: Any,
         key: Any,
-        partition: int | None,
-        timestamp_ms: int | None,
         headers: Headers | None,
-        timeout: float | None,
-    ) -> Delivery: ...
-    def _try_send_slowly(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        partition: int | None,
-        timestamp_ms: int | None,
-        headers: Headers | None,
-        timeout: float | None,
-    ) -> Delivery: ...
+    ) -> Serialization: ...
     # Documented in producer.py.
     async def send(
         self,
@@ -236,6 +292,8 @@ class RecordPath:
         headers: Headers | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> Delivery: ...
     async def send_and_wait(
         self,
@@ -247,6 +305,8 @@ class RecordPath:
         headers: Headers | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> RecordMetadata: ...
     def try_send(
         self,
@@ -258,6 +318,8 @@ class RecordPath:
         headers: Headers | None = None,
         *,
         timeout: float | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
     ) -> Delivery: ...
     def _append(
         self,

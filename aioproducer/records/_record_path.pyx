@@ -12,6 +12,7 @@ batch.py). The tests compare the encoder with a plain-Python one, tests/support/
     Delivery      (batch, index): a future, as asyncio sees it
     BufferMemory  the bytes that may be buffered
     Rows          the columns of one send_many call, and the partition of each row (_columns.pxi)
+    Serialization   the serializers of one record, called without leaving compiled code (_user_code.pxi)
 
 The event loop's thread writes all of this state. Other threads complete and compress batches, and (with the blocking
 producer) read and drop deliveries. In Pythons without the GIL, a Mutex or an atomic access guards the state that
@@ -46,7 +47,8 @@ from aioproducer.errors import (
     ForkedError, InvalidRecordError, ProducerClosed, ProducerNotStartedError, RecordTooLargeError,
     UnknownPartitionError, WrongLoopError,
 )
-from aioproducer.types import TopicPartition
+from aioproducer.records.pending_record import PendingRecord
+from aioproducer.types import ProducerRecord, TopicPartition
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -90,6 +92,7 @@ LARGE_RECORD = LARGE
 
 cdef object _running_loop = asyncio._get_running_loop
 cdef object _copy_context = contextvars.copy_context
+cdef object _new_tuple = tuple.__new__    # a named tuple's own __new__ takes twice as long
 cdef int _generation = 0       # changes in a forked child, so that it cannot use an inherited producer
 
 
@@ -1131,6 +1134,9 @@ cdef class Gate:
         self.is_open = True
 
 
+include "_user_code.pxi"
+
+
 cdef class RecordPath:
     """The base of `Producer`: the part of `send`, `send_and_wait` and `try_send` that need not wait."""
 
@@ -1149,13 +1155,19 @@ cdef class RecordPath:
     cdef bint is_running
     cdef bint was_closed
     cdef public object _tracer     # see observe/tracing.py; None if there is no tracer
-    cdef bint takes_fast_path      # no user code (serializers etc.), no part in another producer's transaction
+    cdef bint is_compiled          # records are appended here: no partitioner of the user, no partitions of others
+    cdef bint runs_user_code       # serializers or interceptors
+    cdef UserSerializer of_value
+    cdef UserSerializer of_key
+    cdef object interceptors       # records.interceptors.Interceptors, or None
+    cdef bint want_results         # the interceptors have an on_acknowledgement
+    cdef object metadata
 
     def __cinit__(self, *args, **settings):
         self._gate = Gate()
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
-              bint takes_fast_path):
+              bint is_compiled):
         """Allow `send` to append from now on. Called by start()."""
         self.topics = accumulator.topics
         self.loop = loop
@@ -1167,8 +1179,17 @@ cdef class RecordPath:
         self.is_loop_running = loop.is_running
         self.thread = PyThread_get_thread_ident()
         self.generation = _generation
-        self.takes_fast_path = takes_fast_path
+        self.is_compiled = is_compiled
         self.is_running = True
+
+    def _run_user_code(self, UserSerializer of_value, UserSerializer of_key, interceptors, metadata):
+        """Set the serializers and the interceptors; each may be None. `metadata` knows the cluster. Called by start()."""
+        self.of_value = of_value
+        self.of_key = of_key
+        self.interceptors = interceptors
+        self.want_results = interceptors is not None and interceptors.want_results
+        self.metadata = metadata
+        self.runs_user_code = of_value is not None or of_key is not None or interceptors is not None
 
     def _unbind(self):
         """Let `send` raise ProducerClosed from now on. Called when closing begins."""
@@ -1200,7 +1221,7 @@ cdef class RecordPath:
                 "build one producer for each event loop")
 
     async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
-                   timeout=None):
+                   timeout=None, key_serializer=None, value_serializer=None):
         """Put a record into the buffer and return its delivery. Waits for metadata and for room in the buffer.
 
         Args:
@@ -1210,6 +1231,7 @@ cdef class RecordPath:
             timestamp_ms: milliseconds since 1970; now if None.
             headers: a list of (str, bytes or None).
             timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
+            key_serializer, value_serializer: for this record, in place of the producer's; None for the producer's.
 
         Returns:
             The Delivery, a future of the RecordMetadata.
@@ -1228,11 +1250,12 @@ cdef class RecordPath:
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
             if span is not None:
-                delivery = await self._send_traced(span, topic, value, key, partition, timestamp_ms, timeout)
-        if delivery is None and self.takes_fast_path and timeout is None:
-            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+                delivery = await self._send_traced(
+                    span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
         if delivery is None:
-            delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+            sent = send_now(
+                self, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer)
+            delivery = <Delivery>sent if type(sent) is Delivery else await self._send_slowly(sent, timeout)
         if self.burst >= YIELD_AFTER:
             # A loop of sends that never has to wait would block all other tasks, the sender included.
             self.burst = 0
@@ -1240,7 +1263,7 @@ cdef class RecordPath:
         return delivery
 
     async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
-                            timeout=None):
+                            timeout=None, key_serializer=None, value_serializer=None):
         """Send a record and wait for its acknowledgement. Its batch does not linger.
 
         Takes the arguments of `send`.
@@ -1255,17 +1278,19 @@ cdef class RecordPath:
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
             if span is not None:
-                delivery = await self._send_traced(span, topic, value, key, partition, timestamp_ms, timeout)
-        if delivery is None and self.takes_fast_path and timeout is None:
-            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+                delivery = await self._send_traced(
+                    span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
         if delivery is None:
-            delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+            sent = send_now(
+                self, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer)
+            delivery = <Delivery>sent if type(sent) is Delivery else await self._send_slowly(sent, timeout)
         if not delivery.batch.is_due:
             delivery.batch.is_due = True
             self.accumulator.hurry(delivery.batch)
         return await delivery
 
-    def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *, timeout=None):
+    def try_send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *, timeout=None,
+                 key_serializer=None, value_serializer=None):
         """Put a record into the buffer and return its delivery, without waiting.
 
         Takes the arguments of `send`.
@@ -1274,40 +1299,36 @@ cdef class RecordPath:
             BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
             Others as `send`.
         """
-        cdef Delivery delivery = None
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
             if span is not None:
-                return self._try_send_traced(span, topic, value, key, partition, timestamp_ms, timeout)
-        if self.takes_fast_path and timeout is None:
-            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
-        if delivery is None:
-            return self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
-        return delivery
+                return self._try_send_traced(
+                    span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
+        sent = send_now(
+            self, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer)
+        return sent if type(sent) is Delivery else self._try_send_slowly(sent, timeout)
 
-    async def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout):
+    async def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
+                           value_serializer):
         """Send a record that has a span, which ends with the record's result."""
-        cdef Delivery delivery = None
-        headers = span.headers
         try:
-            if self.takes_fast_path and timeout is None:
-                delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
-            if delivery is None:
-                delivery = await self._send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+            sent = send_now(
+                self, topic, value, key, partition, timestamp_ms, span.headers, timeout, key_serializer,
+                value_serializer)
+            delivery = sent if type(sent) is Delivery else await self._send_slowly(sent, timeout)
         except BaseException as error:
             span.fail(error)
             raise
         span.watch(delivery)
         return delivery
 
-    def _try_send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout):
-        cdef Delivery delivery = None
-        headers = span.headers
+    def _try_send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
+                         value_serializer):
         try:
-            if self.takes_fast_path and timeout is None:
-                delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
-            if delivery is None:
-                delivery = self._try_send_slowly(topic, value, key, partition, timestamp_ms, headers, timeout)
+            sent = send_now(
+                self, topic, value, key, partition, timestamp_ms, span.headers, timeout, key_serializer,
+                value_serializer)
+            delivery = sent if type(sent) is Delivery else self._try_send_slowly(sent, timeout)
         except BaseException as error:
             span.fail(error)
             raise
@@ -1322,6 +1343,13 @@ cdef class RecordPath:
 
     def _count_rejected(self, topic, error):
         """Note that a record was rejected with an error. Producer counts it."""
+
+    def _serialization(self, UserSerializer of_value, UserSerializer of_key, str topic, value, key, headers):
+        """Return a new Serialization, for a record that could not be appended at once."""
+        return new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
+
+    def _serializer_for(self, topic, serializer, field):
+        """Return the UserSerializer of a serializer that was passed to `send`. Producer makes it."""
 
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint is_first_waiter):
         """Append a record to a partition of a known topic. Return None if there is no memory for it now.
@@ -1339,6 +1367,26 @@ cdef class RecordPath:
         return append_rows(self, topic, rows, refusals, is_first_waiter)
 
 
+cdef inline object send_now(RecordPath self, topic, value, key, partition, timestamp_ms, headers, timeout,
+                            key_serializer, value_serializer):
+    """Append a record and return its Delivery if that needs no wait; otherwise return a PendingRecord."""
+    cdef Delivery delivery
+    cdef UserSerializer of_value, of_key
+    cdef bint is_compiled = self.is_compiled and timeout is None
+    if not self.runs_user_code and key_serializer is None and value_serializer is None:
+        if is_compiled:
+            delivery = append_known(self, topic, value, key, partition, timestamp_ms, headers)
+            if delivery is not None:
+                return delivery
+        return PendingRecord(ProducerRecord(topic, value, key, partition, timestamp_ms, headers))
+    of_value = self.of_value if value_serializer is None else self._serializer_for(topic, value_serializer, "value")
+    of_key = self.of_key if key_serializer is None else self._serializer_for(topic, key_serializer, "key")
+    if is_compiled:
+        return append_with_user_code(
+            self, topic, value, key, partition, timestamp_ms, headers, of_value, of_key)
+    return PendingRecord(ProducerRecord(topic, value, key, partition, timestamp_ms, headers), of_value, of_key)
+
+
 cdef Delivery append_known(RecordPath self, topic, value, key, partition, timestamp_ms, headers):
     """Append a record if that needs no wait; otherwise return None."""
     cdef Delivery delivery
@@ -1352,26 +1400,78 @@ cdef Delivery append_known(RecordPath self, topic, value, key, partition, timest
             self._count_rejected(topic, sys.exc_info()[1])
 
 
-cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
-    cdef PyObject* found
-    cdef Topic topic
-    cdef int number = -1
+cdef object append_with_user_code(RecordPath self, topic, value, key, partition, timestamp_ms, headers,
+                                  UserSerializer of_value, UserSerializer of_key):
+    """Run the user's code for a record and append it. Return its Delivery, or a PendingRecord if it has to wait."""
+    cdef Serialization serialization = None
+    cdef Delivery delivery = None
+    cdef bint is_rejected = True
+    given_topic = topic
+    record = None
+    try:
+        check_may_append(self)
+        if self.interceptors is not None:
+            record = self.interceptors.on_send(
+                _new_tuple(ProducerRecord, (topic, value, key, partition, timestamp_ms, headers, None)))
+            topic, value, key, partition, timestamp_ms, headers, _ = record
+        if of_value is None and of_key is None:
+            delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
+        elif find(self, topic, partition) is not None:    # nothing is serialized for a topic that is not known
+            serialization = new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
+            if run_serializers(serialization):
+                delivery = append_to_known(
+                    self, topic, serialization.value, serialization.key, partition, timestamp_ms,
+                    headers_of(serialization))
+        if delivery is not None:
+            if self.want_results:
+                self.interceptors.watch(delivery, record)
+            is_rejected = False
+            return delivery
+        pending = PendingRecord(
+            record or ProducerRecord(topic, value, key, partition, timestamp_ms, headers), of_value, of_key)
+        pending.topic = given_topic
+        pending.is_intercepted = True
+        pending.serialization = serialization
+        is_rejected = False
+        return pending
+    finally:
+        if is_rejected:
+            error = sys.exc_info()[1]
+            self._count_rejected(given_topic, error)
+            if record is not None:
+                self.interceptors.on_acknowledgement(error, record)
+
+
+cdef inline int check_may_append(RecordPath self) except -1:
     # In its own thread, the producer's loop is the running loop if it runs at all. On Python 3.11, asyncio needs a
     # system call to look up the running loop.
-    if (not self.is_running or not self._gate.is_open or self.generation != _generation or self.thread != PyThread_get_thread_ident()
-            or not self.is_loop_running()):
+    if (not self.is_running or not self._gate.is_open or self.generation != _generation
+            or self.thread != PyThread_get_thread_ident() or not self.is_loop_running()):
         self._check_may_append()
+    return 0
+
+
+cdef inline Topic find(RecordPath self, topic_name, partition):
+    """Return a topic with this partition, or None if it is not known or the arguments need a check."""
+    cdef PyObject* found
     if type(topic_name) is not str:
         return None
     found = PyDict_GetItem(self.topics, topic_name)
     if found == NULL:
         return None
-    topic = <Topic>found
-    if partition is not None:
-        if type(partition) is not int or not 0 <= partition < PyList_GET_SIZE(topic.queues):
-            return None
-        number = partition
-    return append(self, topic, value, key, number, timestamp_ms, headers, False)
+    if partition is not None and (
+            type(partition) is not int or not 0 <= partition < PyList_GET_SIZE((<Topic>found).queues)):
+        return None
+    return <Topic>found
+
+
+cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+    cdef Topic topic
+    check_may_append(self)
+    topic = find(self, topic_name, partition)
+    if topic is None:
+        return None
+    return append(self, topic, value, key, -1 if partition is None else partition, timestamp_ms, headers, False)
 
 
 cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint is_first_waiter):
@@ -1630,8 +1730,7 @@ cdef Py_ssize_t size_of_headers(headers) except -1:
     """Return the exact size of the headers with their count. Raise unless they are a list of (str, bytes | None)."""
     cdef Py_ssize_t size, name_size, value_size, total
     if type(headers) is not tuple:
-        raise InvalidRecordError(
-            f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}", argument="headers")
+        raise_no_headers(headers)
     total = varint_size(len(headers))
     for header in headers:
         if type(header) is not tuple or len(header) != 2:
@@ -1655,6 +1754,11 @@ cdef Py_ssize_t size_of_headers(headers) except -1:
             raise InvalidRecordError("the name of a header can't be encoded as UTF-8", argument="headers") from None
         total += varint_size(name_size) + name_size + varint_size(value_size) + (value_size if value_size > 0 else 0)
     return total
+
+
+cdef int raise_no_headers(headers) except -1:
+    raise InvalidRecordError(
+        f"headers must be a list of (str, bytes) pairs, not {type(headers).__name__}", argument="headers")
 
 
 cdef char* put_headers(char* at, headers) except NULL:

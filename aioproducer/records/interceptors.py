@@ -11,7 +11,7 @@ from typing import Protocol
 
 from aioproducer.observe.client_log import ClientLog
 from aioproducer.records._record_path import Delivery, RecordMetadata
-from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_name
+from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_name, takes_second
 
 
 class Interceptor(Protocol):
@@ -42,7 +42,8 @@ class Interceptors:
         self._log = log
         self._on_send: list[Callable[[ProducerRecord], object]] = _methods(interceptors, "on_send")
         self._on_acknowledgement = [
-            (call, _takes_record(call)) for call in _methods(interceptors, "on_acknowledgement")
+            (call, takes_second(call, "record", or_any=True))
+            for call in _methods(interceptors, "on_acknowledgement")
         ]
         """Each on_acknowledgement method, and whether it also receives the record."""
 
@@ -74,6 +75,10 @@ class Interceptors:
     def is_empty(self) -> bool:
         return not self._on_send and not self._on_acknowledgement
 
+    @property
+    def want_results(self) -> bool:
+        return bool(self._on_acknowledgement)
+
     def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord) -> None:
         """Call all interceptors with the result of a record."""
         for call, takes_record in self._on_acknowledgement:
@@ -104,20 +109,6 @@ class Interceptors:
 def _methods(interceptors: Sequence[Interceptor], name: str) -> list[Callable[..., object]]:
     found = (getattr(interceptor, name, None) for interceptor in interceptors)
     return [method for method in found if method is not None]
-
-
-def _takes_record(method: Callable[..., object]) -> bool:
-    """Return whether the method has `*args`, or a second parameter that is required or named `record`."""
-    try:
-        parameters = list(inspect.signature(method).parameters.values())
-    except (TypeError, ValueError):
-        return False  # a method without a signature, such as list.append
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return len(positional) > 1 and (
-        positional[1].default is inspect.Parameter.empty or positional[1].name == "record"
-    )
 
 
 def _close(returned: object) -> bool:

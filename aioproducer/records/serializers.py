@@ -1,99 +1,220 @@
-"""Calls the user's serializers: functions or objects, sync or async. Their exceptions become SerializationError."""
+"""The user's serializers: how each is called, and the errors of its failures.
+
+The calls are compiled (_user_code.pxi), except those that have to wait."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias
 
-from aioproducer.errors import IllegalStateError, SerializationError
-from aioproducer.types import Headers, is_buffer, qualified_name
+from aioproducer.errors import IllegalStateError, InvalidRecordError, SerializationError, escaped
+from aioproducer.records._record_path import (
+    TAKES_CONTEXT,
+    TAKES_TOPIC,
+    TAKES_VALUE,
+    Serialization,
+    SerializationContext,
+    UserSerializer,
+    Waiting,
+)
+from aioproducer.types import Headers, is_buffer, qualified_name, takes_second
+
+LONGEST_CAUSE = 200
+"""The number of characters of an exception's text that our error repeats."""
+MOST_KEPT = 32
+"""The number of serializers for single records that are kept. A new lambda for each record must not fill the memory."""
 
 
 class SerializerObject(Protocol):
-    """A serializer that also needs the topic and the headers. May be async."""
+    """A serializer that also receives the topic and the headers. May be async."""
 
     def serialize(self, topic: str, value: Any, headers: Headers | None, /) -> Any: ...
 
 
-Serializer: TypeAlias = Callable[[Any], Any] | SerializerObject
-"""f(value) -> bytes | None, or an object with `serialize(topic, value, headers)`; either may be async."""
+Serializer: TypeAlias = Callable[[Any], Any] | Callable[[Any, SerializationContext], Any] | SerializerObject
+"""f(value) or f(value, context) -> bytes or None, or an object with `serialize(topic, value, headers)`.
+
+Each may be async."""
 
 
-async def serialized(
-    serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
-) -> Any:
-    """Return the serialized `part`, "key" or "value", of a record; without a serializer, the value itself.
+class BoundSerializer(UserSerializer):
+    """A serializer of the user for one field, "value" or "key". Its constructor decides how it is called.
 
-    Raises:
-        SerializationError: the serializer raised an exception (the `__cause__`), or did not return bytes.
+    A callable gets `(value, context)` if its second positional parameter is required or is named `ctx` or `context`.
+    Every other callable gets `(value)`, also one without a signature. None is never serialized.
     """
-    if serializer is None:
-        return value
-    try:
-        result = _call(serializer, value, topic, headers)
-        if inspect.isawaitable(result):
-            result = await result
-    except Exception as error:
-        raise _failed(serializer, topic, part, error) from error
-    if type(result) is not bytes and result is not None:
-        _check_result(serializer, result, topic, part)
-    return result
 
+    def __init__(self, serializer: Any, field: str) -> None:
+        method = getattr(serializer, "serialize", None)
+        if callable(method):
+            super().__init__(serializer, field, method, TAKES_TOPIC)
+        else:
+            takes = TAKES_CONTEXT if takes_second(serializer, "ctx", "context") else TAKES_VALUE
+            super().__init__(serializer, field, serializer, takes)
 
-def serialized_now(
-    serializer: Serializer | None, value: Any, topic: str, headers: Headers | None, part: str
-) -> Any:
-    """Return the serialized part like `serialized`, but without waiting. `topic` is empty if it is not known yet.
+    @property
+    def needs_topic(self) -> bool:
+        return self.takes != TAKES_VALUE
 
-    Raises:
-        SerializationError: the serializer raised an exception (the `__cause__`), or did not return bytes.
-        IllegalStateError: the serializer is async.
-    """
-    if serializer is None:
-        return value
-    try:
-        result: Any | Awaitable[Any] = _call(serializer, value, topic, headers)
-    except Exception as error:
-        raise _failed(serializer, topic, part, error) from error
-    if type(result) is bytes or result is None:
-        return result
-    if inspect.isawaitable(result):
+    def __str__(self) -> str:
+        return f"{self.field}_serializer {qualified_name(self.serializer)}"
+
+    def failed(self, topic: str, error: Exception) -> SerializationError:
+        """Return the SerializationError for an exception of the serializer."""
+        text = _text_of(error)
+        return SerializationError(
+            f"the {self} raised {type(error).__name__}{_for(topic)}{': ' if text else ''}{text}; nothing was buffered",
+            argument=self.field,
+        )
+
+    def settle(self, topic: str, result: Any) -> Any:
+        """Return a result other than bytes if it can be sent, or a Waiting if it must be awaited.
+
+        A coroutine is started at once. If it has nothing to wait for, such as a schema in a cache, it ends here.
+
+        Raises:
+            SerializationError: the result is neither a buffer nor awaitable, or the coroutine raised an exception.
+        """
         if inspect.iscoroutine(result):
-            result.close()
-        caller = "try_send" if topic else "a batch built by hand"
-        raise IllegalStateError(f"{caller} can't wait for the async {_named(serializer, part)}; use send")
-    _check_result(serializer, result, topic, part)
-    return result
+            try:
+                awaited = result.send(None)
+            except StopIteration as stop:
+                return self.checked(topic, stop.value)
+            except Exception as error:
+                raise self.failed(topic, error) from error
+            return Waiting(_Started(result, awaited))
+        if inspect.isawaitable(result):
+            return Waiting(result)
+        return self.checked(topic, result)
+
+    def checked(self, topic: str, result: Any) -> Any:
+        """Return a result that is a buffer or None. Later, the append rejects buffers that can't be sent.
+
+        Raises:
+            SerializationError: the result is something else.
+        """
+        if result is None or is_buffer(result):
+            return result
+        advice = " (for example, call .encode() on the str)" if isinstance(result, str) else ""
+        raise SerializationError(
+            f"the {self} returned {type(result).__name__}{_for(topic)}; it must return bytes, bytearray, memoryview or "
+            f"None{advice}; nothing was buffered",
+            argument=self.field,
+        )
 
 
-def _call(serializer: Serializer, value: Any, topic: str, headers: Headers | None) -> Any:
-    method = getattr(serializer, "serialize", None)
-    return serializer(value) if method is None else method(topic, value, headers)  # type: ignore[operator]  # a callable
+class _Started:
+    """The rest of a coroutine that was started and waits for `awaited`."""
+
+    def __init__(self, coroutine: Any, awaited: object) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        # The traceback of an exception refers to this frame. To avoid a cycle, the frame keeps neither the exception
+        # nor the future that has it.
+        awaited, self._awaited = self._awaited, None
+        while True:
+            try:
+                argument = yield awaited
+                step = self._coroutine.send
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as error:
+                argument = error
+                step = self._coroutine.throw
+            finally:
+                awaited = None
+            try:
+                awaited = step(argument)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                del argument
+
+    def close(self) -> None:
+        """End the coroutine, which will not be awaited."""
+        self._coroutine.close()
 
 
-def _check_result(serializer: Serializer, result: object, topic: str, part: str) -> None:
-    """Raise SerializationError unless the result is a buffer. Later, the append rejects buffers that can't be
-    sent."""
-    if is_buffer(result):
+async def finish(serialization: Serialization) -> None:
+    """Run the serializers that were not called yet, and wait for async ones.
+
+    Raises:
+        SerializationError: a serializer raised an exception, which is the cause, or did not return bytes.
+    """
+    while not serialization.run():
+        waiting = serialization.waiting
+        assert waiting is not None, "run() returns False only with a result that must be awaited"
+        try:
+            result = await waiting.awaitable
+        except Exception as error:
+            raise serialization.failed(error) from error
+        serialization.resume(result)
+
+
+def finish_now(serialization: Serialization, caller: str) -> None:
+    """Run the serializers that were not called yet, without waiting.
+
+    Raises:
+        SerializationError: as `finish`.
+        IllegalStateError: an async serializer has to wait.
+    """
+    if serialization.run():
         return
-    raise SerializationError(
-        f"the {_named(serializer, part)} returned {type(result).__name__}{_for(topic)}; it must return bytes, "
-        "bytearray, memoryview or None; nothing was buffered",
-        argument=part,
-    )
+    waiting = serialization.waiting
+    assert waiting is not None, "run() returns False only with a result that must be awaited"
+    if isinstance(waiting.awaitable, _Started):
+        waiting.awaitable.close()
+    raise IllegalStateError(f"{caller} can't wait for the async {serialization.waits_for}; use send")
 
 
-def _failed(serializer: Serializer, topic: str, part: str, error: Exception) -> SerializationError:
-    # The text of `error` is left out because it may contain the value.
-    return SerializationError(
-        f"the {_named(serializer, part)} raised {type(error).__name__}{_for(topic)}; nothing was buffered",
-        argument=part,
-    )
+class Serializers:
+    """The serializers of a producer, and those that were passed to `send`."""
+
+    def __init__(self, of_value: Serializer | None, of_key: Serializer | None) -> None:
+        self.of_value = None if of_value is None else BoundSerializer(of_value, "value")
+        self.of_key = None if of_key is None else BoundSerializer(of_key, "key")
+        self._given: dict[tuple[Any, str], BoundSerializer] = {}
+        """The last serializers that were passed to `send`."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.of_value is None and self.of_key is None
+
+    def given(self, serializer: Any, field: str) -> BoundSerializer:
+        """Return the BoundSerializer of a serializer that was passed to `send`.
+
+        Raises:
+            InvalidRecordError: it is not a serializer.
+        """
+        try:
+            return self._given[serializer, field]
+        except KeyError:
+            is_hashable = True
+        except TypeError:
+            is_hashable = False
+        if not callable(serializer) and not callable(getattr(serializer, "serialize", None)):
+            raise InvalidRecordError(
+                f"the {field}_serializer must be callable or have a method serialize(topic, value, headers), not "
+                f"{type(serializer).__name__}",
+                argument=f"{field}_serializer",
+            )
+        bound = BoundSerializer(serializer, field)
+        if is_hashable:
+            if len(self._given) >= MOST_KEPT:
+                del self._given[next(iter(self._given))]
+            self._given[serializer, field] = bound
+        return bound
 
 
-def _named(serializer: Serializer, part: str) -> str:
-    return f"{part}_serializer {qualified_name(serializer)}"
+def _text_of(error: Exception) -> str:
+    try:
+        return escaped(str(error), LONGEST_CAUSE)
+    except Exception:  # of the user's __str__; the exception is the cause of our error also without its text
+        return ""
 
 
 def _for(topic: str) -> str:

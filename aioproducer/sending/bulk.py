@@ -38,7 +38,7 @@ from aioproducer.records.batch import BatchBuilder, Row
 from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.pending_record import PendingRecord
 from aioproducer.records.receipt import Receipt
-from aioproducer.records.serializers import serialized_now
+from aioproducer.records.serializers import Serializers, finish_now
 from aioproducer.sending.own_timeouts import OwnTimeouts
 from aioproducer.sending.rejections import Rejections
 from aioproducer.transactions.state import Transaction
@@ -59,6 +59,7 @@ class Bulk(RecordPath):
     _interceptors: Interceptors
     _rejections: Rejections
     _takes_columns: bool
+    _serializers: Serializers
 
     if TYPE_CHECKING:
 
@@ -79,19 +80,22 @@ class Bulk(RecordPath):
     def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
         """Return the serializer of (key, value) for batches built by hand. It does not get a topic, and cannot be
         async."""
-        of_key, of_value = self._config.key_serializer, self._config.value_serializer
+        of_value, of_key = self._serializers.of_value, self._serializers.of_key
         if of_key is None and of_value is None:
             return None
         for serializer in (of_key, of_value):
-            if hasattr(serializer, "serialize"):
+            if serializer is not None and serializer.needs_topic:
                 raise IllegalStateError(
-                    f"a batch that is built by hand has no topic to pass to the serializer "
-                    f"{type(serializer).__qualname__}; use send(), or a function as serializer"
+                    f"a batch that is built by hand has no topic to pass to the {serializer}; use send(), or a "
+                    "function of the value alone as serializer"
                 )
-        return lambda key, value: (
-            serialized_now(of_key, key, "", None, "key"),
-            serialized_now(of_value, value, "", None, "value"),
-        )
+
+        def serialize(key: Any, value: Any) -> tuple[Any, Any]:
+            serialization = self._serialization(of_value, of_key, "", value, key, None)
+            finish_now(serialization, "a batch built by hand")
+            return serialization.key, serialization.value
+
+        return serialize
 
     async def send_batch(
         self, batch: BatchBuilder, topic: str, *, partition: int, timeout: float | None = None
@@ -365,7 +369,9 @@ class Bulk(RecordPath):
             ):  # an interceptor may send it elsewhere
                 self._check_has_partition(topic, partition)
             record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
-            pending = PendingRecord(record, self._transaction.number, deadline)
+            pending = PendingRecord(record, self._serializers.of_value, self._serializers.of_key)
+            pending.transaction = self._transaction.number
+            pending.deadline = deadline
             try:
                 await self._send_pending(pending)
             finally:

@@ -44,6 +44,7 @@ from aioproducer.records.compressor import BatchCompressor
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.records.interceptors import Interceptors
 from aioproducer.records.partition_choice import PartitionChoice
+from aioproducer.records.serializers import Serializers
 from aioproducer.sending.metrics_push import LAST_PUSH, MetricsPush
 from aioproducer.sending.own_timeouts import OwnTimeouts
 from aioproducer.sending.rejections import Rejections
@@ -98,6 +99,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._random = Random()
         self._choice = PartitionChoice(self._config, self._random)
         self._interceptors = Interceptors(self._config.interceptors, self._log)
+        self._serializers = Serializers(self._config.value_serializer, self._config.key_serializer)
         self._hooks = Hooks(
             self._config.hooks, self._config.client_id, self._config.log("aioproducer.observe.hooks")
         )
@@ -171,6 +173,12 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         _started.add(self)
         live.add(self, partial(self._metrics.past, self._config.client_id))
         self._make_parts()
+        self._run_user_code(
+            self._serializers.of_value,
+            self._serializers.of_key,
+            None if self._interceptors.is_empty else self._interceptors,
+            self._metadata,
+        )
         self._ring = SnapshotRing(self._loop, weakly_measuring(self))
         try:
             await self._open(wait=wait)
@@ -217,13 +225,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._spawn(self._sender.run(), "aioproducer-sender")
         if config.enable_metrics_push:
             self._spawn(self._push.run(), "aioproducer-metrics-push")
-        self._takes_columns = (
-            config.key_serializer is None
-            and config.value_serializer is None
-            and not config.interceptors
-            and self._choice.is_compiled
-        )
-        takes_fast_path = self._takes_columns and self._handle is None
+        is_compiled = self._choice.is_compiled
+        self._takes_columns = is_compiled and self._serializers.is_empty and self._interceptors.is_empty
         self._tracer = tracer_of(config)
         self._bind(
             self._loop,
@@ -231,7 +234,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._accumulator.memory,
             config.batch_size,
             config.max_request_size,
-            takes_fast_path,
+            is_compiled and self._handle is None,
         )
         if self._handle is not None and self._is_owner:
             self._coordinator.resume(self._handle)

@@ -38,6 +38,7 @@ from aioproducer.errors import (
     ProducerNotStartedError,
     RecordTooLargeError,
     SendManyError,
+    SerializationError,
     TransactionAbortableError,
     TransactionAbortedError,
     UnknownPartitionError,
@@ -309,6 +310,46 @@ def test_serializers_may_be_async_and_see_the_callers_context(make, cluster, top
     make(value_serializer=serialize).send_and_wait(topic, b"v")
 
     assert cluster.values(topic) == [b"the caller: v"]
+
+
+def test_a_serializer_receives_the_context_and_a_record_may_have_its_own(make, cluster, topic):
+    def with_context(value, ctx):
+        ctx.headers.append((ctx.field, ctx.topic.encode()))
+        return b"producer's %d" % value
+
+    async def later(value):
+        await asyncio.sleep(0)
+        return b"own %d" % value
+
+    producer = make(value_serializer=with_context)
+    producer.send_and_wait(topic, 1)
+    producer.send_and_wait(topic, None)
+    producer.send_and_wait(topic, 2, value_serializer=later)
+    producer.send(topic, 3, "k", key_serializer=str.encode, value_serializer=later).result(TIMEOUT)
+    producer.try_send(topic, 4, "k", key_serializer=str.encode).result(TIMEOUT)
+    with pytest.raises(SerializationError, match="the value_serializer str returned str for topic"):
+        producer.send(topic, 5, value_serializer=str)
+    with pytest.raises(InvalidRecordError, match="the key_serializer must be callable"):
+        producer.try_send(topic, 6, key_serializer=7)
+
+    assert [(record.key, record.value, record.headers) for record in cluster.records(topic)] == [
+        (None, b"producer's 1", (("value", topic.encode()),)),
+        (None, None, ()),
+        (None, b"own 2", ()),
+        (b"k", b"own 3", ()),
+        (b"k", b"producer's 4", (("value", topic.encode()),)),
+    ]
+
+
+def test_a_record_with_a_serializer_of_its_own_is_serialized_before_send_returns(producer, cluster, topic):
+    producer.send(topic, b"known").result(TIMEOUT)
+    value = [1]
+
+    delivery = producer.send(topic, value, value_serializer=bytes)
+    value[0] = 2
+    delivery.result(TIMEOUT)
+
+    assert cluster.values(topic) == [b"known", b"\1"]
 
 
 def test_calls_that_share_a_wake_up_keep_their_own_contexts(make, cluster, topic):

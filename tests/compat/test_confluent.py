@@ -154,6 +154,20 @@ async def test_serializers_receive_text_as_it_is():
         assert stored(cluster) == [(b"k\0", b"TEXT", [])]
 
 
+async def test_a_records_own_serializers_receive_text_as_it_is():
+    own = {
+        "value_serializer": lambda text: text.upper().encode(),
+        "key_serializer": lambda text: text.encode("utf-16-le"),
+    }
+
+    async with confluent_producing() as (cluster, producer):
+        await producer.send_and_wait("t", "text", "k", 0, **own)
+        await (await producer.send("t", "text", "k", 0, value_serializer=own["value_serializer"]))
+        await producer.try_send("t", "text", "k", 0, key_serializer=own["key_serializer"])
+
+        assert stored(cluster) == [(b"k\0", b"TEXT", []), (b"k", b"TEXT", []), (b"k\0", b"text", [])]
+
+
 async def test_what_is_neither_text_nor_bytes_is_rejected():
     async with confluent_producing() as (cluster, producer):
         for record in (
@@ -185,6 +199,18 @@ def test_the_blocking_producer_takes_the_same_arguments():
 
     assert found == found[:4] * 3
     assert found[0] == ("ü".encode(), b"text", [("a", b"x"), ("b", b"y"), ("c", None)])
+
+
+def test_the_blocking_producer_takes_serializers_for_a_record():
+    own = {"value_serializer": lambda text: text.upper().encode(), "key_serializer": str.encode}
+    with Docs() as docs:
+        docs.topic("t", 1)
+        with BlockingProducer({"bootstrap.servers": docs.cluster.bootstrap_servers}, linger_ms=0) as producer:
+            producer.send("t", "text", "k", **own).result(10)
+            producer.send_and_wait("t", "text", "k", **own)
+            producer.try_send("t", "text", "k", **own).result(10)
+
+        assert [(one.key, one.value) for one in docs.records("t", 0)] == [(b"k", b"TEXT")] * 3
 
 
 def test_text_is_queued_without_waiting_for_the_loop(monkeypatch):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import serialization
 
-from aioproducer import Producer
+from aioproducer import Producer, SerializationContext
 from aioproducer.errors import (
     BrokerConnectionError,
     IllegalStateError,
@@ -33,6 +35,11 @@ async def as_text_later(value: object) -> str:
     return str(value)
 
 
+async def waits(value: object) -> bytes:
+    await asyncio.sleep(0)
+    return b""
+
+
 class WrongSignature:
     def serialize(self) -> bytes:
         return b""
@@ -44,7 +51,11 @@ class WrongSignature:
         (as_text, "as_text returned str for topic t; it must return bytes,", None),
         (as_generator, "as_generator returned generator for topic t; it must return bytes,", None),
         (as_text_later, "as_text_later returned str for topic t; it must return bytes,", None),
-        (WrongSignature(), "WrongSignature raised TypeError for topic t;", TypeError),
+        (
+            WrongSignature(),
+            "WrongSignature raised TypeError for topic t: WrongSignature.serialize() takes",
+            TypeError,
+        ),
     ],
 )
 @pytest.mark.parametrize("part", ["key", "value"])
@@ -70,16 +81,42 @@ async def test_a_serializer_may_return_whatever_can_be_sent(made):
 
 
 async def test_who_can_not_wait_for_an_async_serializer_is_named():
-    async with producing(topics={"t": 1}, value_serializer=as_text_later) as (_, producer):
+    async with producing(topics={"t": 1}, value_serializer=waits) as (_, producer):
         await producer.partitions_for("t")
         with pytest.raises(
-            IllegalStateError, match="try_send can't wait for the async value_serializer as_text"
+            IllegalStateError, match="try_send can't wait for the async value_serializer waits; use send"
         ):
             producer.try_send("t", 7)
         with pytest.raises(
             IllegalStateError, match="a batch built by hand can't wait for the async value_ser"
         ):
             producer.create_batch().append(key=None, value=7)
+
+
+def test_a_context_has_what_confluents_message_field_and_context_have():
+    theirs = serialization.SerializationContext("orders", serialization.MessageField.VALUE, [("h", b"x")])
+    ours = SerializationContext("orders", "value", [("h", b"x")])
+
+    assert ours.field == serialization.MessageField.VALUE
+    assert SerializationContext("orders", "key").field == serialization.MessageField.KEY
+    assert {name: getattr(ours, name) for name in vars(theirs)} == vars(theirs)
+
+
+async def test_confluents_own_serializers_work_unchanged():
+    settings = {
+        "value_serializer": serialization.StringSerializer("utf_8"),
+        "key_serializer": serialization.IntegerSerializer(),
+    }
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", "text", 7)
+        await producer.send_and_wait("t", None, 8)
+        await producer.send_and_wait("t", 0.5, 9, value_serializer=serialization.DoubleSerializer())
+
+        assert [(record.key, record.value) for record in cluster.records("t")] == [
+            (b"\0\0\0\7", b"text"),
+            (b"\0\0\0\x08", None),
+            (b"\0\0\0\x09", b"?\xe0\0\0\0\0\0\0"),
+        ]
 
 
 async def choose_later(key: object, every: object, available: object) -> int:

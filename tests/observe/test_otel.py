@@ -407,6 +407,37 @@ async def test_a_call_that_is_recorded_stays_on_the_fast_path(instrumented, monk
     assert len(instrumented.spans) == 2
 
 
+async def test_a_recorded_call_with_a_serializer_and_an_interceptor_stays_on_the_fast_path(
+    instrumented, monkeypatch
+):
+    seen = []
+
+    def note(value, context):
+        seen.append([name for name, _ in context.headers])
+        return value
+
+    class Adds:
+        def on_send(self, record):
+            return record._replace(headers=[*record.headers, ("added", b"1")])
+
+    async with producing(interceptors=[Adds()]) as (cluster, producer):
+        await producer.send_and_wait("t", b"1")
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("it left the fast path")
+
+        monkeypatch.setattr(Producer, "_send_slowly", refuse)
+        monkeypatch.setattr(Producer, "_try_send_slowly", refuse)
+        await producer.send_and_wait("t", b"2", value_serializer=note)
+        await (await producer.send("t", b"3", value_serializer=note))
+        await producer.try_send("t", b"4", value_serializer=note)
+        assert [[name for name, _ in record.headers] for record in cluster.records("t")] == [
+            ["traceparent", "added"]
+        ] * 4
+    assert seen == [["traceparent", "added"]] * 3
+    assert len(instrumented.spans) == 4
+
+
 def test_the_blocking_producer_is_traced_with_the_callers_span_as_parent(instrumented):
     async def serve() -> None:
         async with EmbeddedCluster(1, topics={"t": 1}) as cluster:

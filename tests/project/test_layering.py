@@ -43,9 +43,10 @@ STEPS: dict[str, int] = {
     f"{room}.{name}": step
     for room, steps in {
         "records": [
-            "_record_path idempotence serializers unretrieved",
-            "append_lock arguments batch interceptors linger",
-            "compressor partition_choice pending_record receipt",
+            "pending_record",
+            "_record_path idempotence unretrieved",
+            "append_lock arguments batch interceptors linger serializers",
+            "compressor partition_choice receipt",
             "accumulator",
         ],
         "network": [
@@ -257,7 +258,7 @@ def test_module_imports_what_its_layer_may(module):
 
 
 RECORD_PATH = PACKAGE / "records" / "_record_path.pyx"
-COLUMNS = PACKAGE / "records" / "_columns.pxi"
+INCLUDED = [PACKAGE / "records" / name for name in ("_columns.pxi", "_user_code.pxi")]
 
 
 def members_of(stub: ast.Module, name: str) -> set[str]:
@@ -266,7 +267,7 @@ def members_of(stub: ast.Module, name: str) -> set[str]:
 
 
 def test_compiled_code_uses_of_the_accumulator_what_its_stub_declares():
-    source = RECORD_PATH.read_text() + COLUMNS.read_text()
+    source = "".join(path.read_text() for path in (RECORD_PATH, *INCLUDED))
     stub = ast.parse(RECORD_PATH.with_suffix(".pyi").read_text())
 
     assert set(re.findall(r"\baccumulator\.(\w+)\b(?!\.?py)", source)) - {"py"} == members_of(stub, "Buffer")
@@ -337,10 +338,10 @@ def test_compiled_path_is_read_like_the_others():
         (
             "records.batch",
             "try:\n    from aioproducer.records.accumulator import x\nexcept ImportError:\n    pass",
-            "step 2 of its room, but imports step 4",
+            "step 3 of its room, but imports step 5",
         ),
-        ("records.batch", "from aioproducer.records import accumulator", "step 2"),
-        ("records.batch", "from aioproducer.records.linger import x", "imports step 2"),
+        ("records.batch", "from aioproducer.records import accumulator", "step 3"),
+        ("records.batch", "from aioproducer.records.linger import x", "imports step 3"),
         ("records.batch", "from aioproducer.records import Batch", "from the module itself"),
         ("sending.sender", "from aioproducer import Producer", "from the module itself"),
         ("sending.sender", "from aioproducer.testing import EmbeddedCluster", "tests' tools"),
@@ -363,8 +364,8 @@ def test_planted_violation_is_caught(module, source, problem):
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("from aioproducer.records.batch import ProducerBatch", "step 1 of its room, but imports step 2"),
-        ("from aioproducer.records cimport batch", "step 1 of its room, but imports step 2"),
+        ("from aioproducer.records.batch import ProducerBatch", "step 2 of its room, but imports step 3"),
+        ("from aioproducer.records cimport batch", "step 2 of its room, but imports step 3"),
         ("cdef x():\n    from aioproducer.producer import Producer", "floor 11"),
         ("from aioproducer cimport producer", "floor 11"),
         ("import aioproducer.testing", "tests' tools"),

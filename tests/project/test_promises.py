@@ -159,7 +159,8 @@ SHARED_NAMES = {"azure": "azure-identity", "google": "google-auth"}
 
 def distributions(modules: set[str]) -> set[str]:
     """The names under which modules that are neither ours nor Python's are installed."""
-    others = modules - sys.stdlib_module_names - {"aioproducer"}
+    pythons = sys.stdlib_module_names | {"annotationlib"}  # new in Python 3.14
+    others = modules - pythons - {"aioproducer"}
     return {SHARED_NAMES.get(name) or installed().get(name, [name])[0] for name in others}
 
 

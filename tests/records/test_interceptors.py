@@ -228,6 +228,47 @@ async def test_records_that_fail_before_the_append_are_acknowledged_with_their_e
         assert [type(result) for result in recorder.results] == [error]
 
 
+@pytest.mark.parametrize(
+    "serializer", [None, lambda value: value if isinstance(value, bytes) else value.no_such_method()]
+)
+async def test_records_for_a_known_topic_are_acknowledged_once_too(serializer):
+    keeps, hook = Keeps(), RejectedTopics()
+
+    async with producing(
+        interceptors=[keeps], hooks=[hook], max_request_size=1024, value_serializer=serializer
+    ) as (_, producer):
+        metadata = [await producer.send_and_wait("t", b"0")]
+        metadata.append(await producer.send_and_wait("t", b"1"))
+        metadata.append(await (await producer.send("t", b"2")))
+        metadata.append(await producer.try_send("t", b"3"))
+        await until(lambda: len(keeps.ends) == 4)
+        for value, error in ((b"x" * 2000, RecordTooLargeError), (4, InvalidRecordError)):
+            with pytest.raises(error):
+                await producer.send("t", value)
+            with pytest.raises(error):
+                producer.try_send("t", value)
+
+    assert [result for result, _ in keeps.ends[:4]] == metadata
+    assert [record.context for _, record in keeps.ends[:4]] == [
+        f"context of b'{number}'" for number in range(4)
+    ]
+    failed = InvalidRecordError if serializer is None else SerializationError
+    expected = [RecordTooLargeError, RecordTooLargeError, failed, failed]
+    assert [type(result) for result, _ in keeps.ends[4:]] == expected
+    assert [record.context for _, record in keeps.ends[6:]] == ["context of 4"] * 2
+    assert hook.topics == ["t"] * 4
+
+
+class RejectedTopics:
+    """A hook."""
+
+    def __init__(self):
+        self.topics = []
+
+    def on_rejected(self, event):
+        self.topics.append(event.topic)
+
+
 async def test_try_send_tells_interceptors_too():
     recorder = Recorder()
 

@@ -20,6 +20,7 @@ from aioproducer.records._record_path import BatchState, Delivery, PartitionQueu
 from aioproducer.records.accumulator import Accumulator
 from aioproducer.records.batch import ProducerBatch
 from aioproducer.records.compressor import BatchCompressor
+from aioproducer.records.pending_record import PendingRecord
 from aioproducer.sending.sender import drain
 from aioproducer.types import Node
 
@@ -84,9 +85,8 @@ class Path(RecordPath):
         self._accumulator = accumulator
         self._max_block = max_block
 
-    async def _send_slowly(
-        self, topic: str, value: bytes, key: object, partition: int | None, *rest: object
-    ) -> Delivery:
+    async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
+        topic, value, key, partition, *_ = pending.record
         append = partial(
             self._append,
             self._accumulator.topics[topic],

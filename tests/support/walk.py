@@ -32,7 +32,9 @@ ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build" / "walk"
 EXTENSIONS = ["records/_record_path.pyx", "protocol/_request_path.pyx"]
 COMPILED = (".pyx", ".pxi")
-COMPILED_FILES = {path.rpartition("/")[2]: path for path in (*EXTENSIONS, "records/_columns.pxi")}
+COMPILED_FILES = {
+    path.rpartition("/")[2]: path for path in (*EXTENSIONS, "records/_columns.pxi", "records/_user_code.pxi")
+}
 """Cython gives the hooks a file's name without its folder, or with another one."""
 FIELD_ACCESS = ("__get__", "__set__")
 WARM_UP = 5

@@ -30,6 +30,7 @@ from aioproducer.errors import (
     KafkaTimeoutError,
     MetadataTimeoutError,
     ProducerNotStartedError,
+    SerializationError,
     TransactionAbortableError,
     UnknownPartitionError,
 )
@@ -164,6 +165,7 @@ async def test_serializers_and_interceptors_run_as_in_the_producer():
 
     class Framed:
         async def serialize(self, topic, value, headers):
+            await asyncio.sleep(0)
             return f"{topic}:{value}:{headers[0][0]}".encode()
 
     settings = {"key_serializer": str.encode, "value_serializer": Framed(), "interceptors": [Trace()]}
@@ -181,6 +183,32 @@ async def test_serializers_and_interceptors_run_as_in_the_producer():
         "RecordMetadata",
         "DeliveryError",
         "IllegalStateError",
+    ]
+
+
+async def test_a_serializer_receives_the_context_and_a_record_may_have_its_own():
+    def with_context(value, context):
+        assert value is not None, "None reached a serializer"
+        context.headers.append((context.field, context.topic.encode()))
+        return b"<%d>" % value
+
+    async def later(value):
+        await asyncio.sleep(0)
+        return b"own %d" % value
+
+    async with RecordingProducer(value_serializer=with_context) as producer:
+        await producer.send("orders", 1)
+        producer.try_send("orders", None)
+        await producer.send_and_wait("orders", 2, "k", key_serializer=str.encode, value_serializer=later)
+        producer.try_send("orders", 3, value_serializer=bytes)
+        with pytest.raises(SerializationError, match="value_serializer str returned str for topic orders"):
+            await producer.send("orders", 4, value_serializer=str)
+
+    assert [(record.key, record.value, record.headers) for record in producer.sent] == [
+        (None, b"<1>", (("value", b"orders"),)),
+        (None, None, ()),
+        (b"k", b"own 2", ()),
+        (None, b"\0\0\0", ()),
     ]
 
 
