@@ -178,8 +178,9 @@ class Producer(Lifecycle, Bulk):
         If another producer has written to a partition in the same transaction, the first delivery there fails, and
         the transaction must be aborted: the broker mistakes the batch for a repetition of the other producer's batch,
         appends nothing and answers success, but with the time of the other batch (kafka.storage.UnifiedLog). A
-        participant's own batch, repeated because the first answer was lost, gets the same answer. Therefore one lost
-        answer to the first batch of a partition also ends the transaction; later batches are repeated as usual.
+        participant's own batch, repeated because the first answer was lost, gets the same answer. Therefore, if
+        the answer to its first batch in a partition is lost even once, the transaction must also be aborted; later
+        batches are retried as usual.
 
         Args:
             handle: from `export_transaction`. It may be used once for each partition.
@@ -187,7 +188,7 @@ class Producer(Lifecycle, Bulk):
             log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every answer
                 contains a time, so another writer is noticed only if its batches had different sizes.
             config: settings under any client's names, as for `from_config`.
-            settings: as `Producer`, without transactional_id.
+            settings: those of `Producer`, except transactional_id.
         """
         try:
             producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
@@ -212,7 +213,7 @@ class Producer(Lifecycle, Bulk):
         Args:
             handle: from `release_transaction`. It may be resumed once.
             config: settings under any client's names, as for `from_config`.
-            settings: as `Producer`, without transactional_id.
+            settings: those of `Producer`, except transactional_id.
         """
         try:
             producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)

@@ -62,7 +62,7 @@ MOST_QUEUED = 1000
 LARGEST_QUEUED = 16384
 """The maximum number of bytes in a queued key or value. For a larger one, `send` waits for the loop."""
 QUEUED_PART = 4
-"""Queued values take at most 1/QUEUED_PART of the size of buffer_memory, which does not include the queue."""
+"""The values in the queue take at most 1/QUEUED_PART as much memory as buffer_memory, in addition to it."""
 
 
 def _settings_of(

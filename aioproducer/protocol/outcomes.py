@@ -488,7 +488,7 @@ SENDS_AGAIN = frozenset(
         Action.RESEND_INNOCENT,
     }
 )
-"""The actions after which records are sent again, unless a Moment ends them."""
+"""The actions after which the records are sent again, unless a Moment ends their batch first."""
 
 _ADVICE: Mapping[int, str] = MappingProxyType(
     {
@@ -497,7 +497,7 @@ _ADVICE: Mapping[int, str] = MappingProxyType(
         Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant WRITE on the transactional id",
         Code.GROUP_AUTHORIZATION_FAILED: "grant READ on the group",
         Code.INVALID_TRANSACTION_TIMEOUT: "lower transaction_timeout_ms to the brokers' transaction.max.timeout.ms",
-        Code.MESSAGE_TOO_LARGE: "raise max.message.bytes of the topic, or send less",
+        Code.MESSAGE_TOO_LARGE: "raise the topic's max.message.bytes, or send smaller records",
         Code.UNSUPPORTED_COMPRESSION_TYPE: "choose another compression_type",
     }
 )

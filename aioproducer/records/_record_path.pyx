@@ -564,8 +564,8 @@ cdef class Batch:
         self.left_out = self.withdrawn.copy()
 
     def take_records(self, Batch parent, int first, int end, dict errors):
-        """Fill this empty batch with the records of `parent` from index `first` up to `end`, except those in `errors`,
-        which end with these errors when the batch ends.
+        """Fill this empty batch with the records of `parent` from index `first` up to, but not including, `end`.
+        Records in `errors` are left out; they fail with those errors when the batch completes.
 
         The records do not get larger, since only their offset deltas change.
         """
@@ -1009,8 +1009,9 @@ cdef inline Batch batch_of(Delivery delivery, int* index):
 
 
 cdef inline object error_of(Delivery delivery, Batch batch, int index):
-    """Return a copy of the error. A traceback on the batch's own error would refer to the frame of the awaiting task,
-    and that frame to the delivery: a cycle that the garbage collector cannot see."""
+    """Return a copy of the batch's error. Raising the error itself would attach a traceback to it. The traceback refers
+    to the awaiting task's frame, the frame to the delivery, and the delivery, through its batch, to the error: a cycle
+    that the garbage collector cannot see."""
     cdef bint is_second = delivery.flags == SECOND
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:

@@ -271,7 +271,7 @@ class MetricsPush:
         except UnsupportedVersionError:
             return None  # the broker does not collect metrics
         except KafkaError as error:
-            self._log.debug("no answer about metrics: %s", error)
+            self._log.debug("a telemetry request failed: %s", error)
             return None
 
 

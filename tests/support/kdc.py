@@ -80,7 +80,7 @@ class Kdc:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Kdc]:
-    """A block with a KDC. Without the library gssapi and Debian's krb5-kdc, krb5-admin-server and krb5-user the tests
+    """A block with a KDC. Without the gssapi package and Debian's krb5-kdc, krb5-admin-server and krb5-user the tests
     are skipped, or fail: see skip_or_fail."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if importlib.util.find_spec("gssapi") is None:

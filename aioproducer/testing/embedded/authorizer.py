@@ -101,7 +101,7 @@ class Authorizer:
             The rule, for `withdraw`.
 
         Raises:
-            ValueError: not exactly one resource is named, or the principal has no type such as User.
+            ValueError: no resource or more than one is named, or the principal lacks a type prefix such as "User:".
         """
         named = {
             ResourceType.TOPIC: topic,

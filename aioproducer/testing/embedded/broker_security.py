@@ -70,7 +70,7 @@ class Security:
             mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each delegation token, by token id (KIP-48).
-            keytab: The keytab of the brokers, for GSSAPI. It requires the library gssapi.
+            keytab: The keytab of the brokers, for GSSAPI. It requires the gssapi package.
             session_lifetime: Seconds after which a connection must have re-authenticated (KIP-368); 0: no limit.
                 The expiry of an OAUTHBEARER token also ends a session.
             session_slack: Extra seconds for slow machines before a connection is closed.
