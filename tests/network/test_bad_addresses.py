@@ -124,7 +124,7 @@ async def never_answers(peer: Peer) -> None:
 @pytest.mark.parametrize("serve", [closes_at_once, closes_after_reading, never_answers])
 async def test_start_fails_in_time_on_a_port_that_closes_the_connection_or_stays_silent(serve):
     async with ScriptedBroker(serve) as peer:
-        error = await failed_start(peer.address)
+        error = await failed_start(peer.address, patience=1000)
 
     assert "during the handshake" in str(error)
     assert "security_protocol" in str(error)
