@@ -268,7 +268,10 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
         ({"max_in_flight_requests_per_connection": 6, "transactional_id": "orders"}, "use 5 or less"),
         ({"linger_ms": -1}, "0 or more"),
         ({"request_timeout_ms": 0}, "more than 0"),
-        ({"max_block_ms": 0, "transactional_id": "orders"}, "raise it"),
+        (
+            {"max_block_ms": 0, "transactional_id": "orders"},
+            "leaves no time for the transactional calls (transactional_id=orders); raise it",
+        ),
         ({"request_timeout_ms": 2**31}, "at most 2147483647"),
         ({"batch_size": 0.5}, "whole number from 0"),
         ({"delivery_timeout_ms": 1000, "request_timeout_ms": 1000}, "raise it or lower request_timeout_ms"),

@@ -26,10 +26,10 @@ def cluster():
 
 @pytest.fixture
 def settings(cluster):
+    before = set(threading.enumerate())  # this one, the cluster's, and those of other tests
     yield {"bootstrap_servers": cluster.cluster.bootstrap_servers, **QUICK}
     close_shared_producers(0)
-    # Not the threads of other tests: one of the command line may still wait for its input.
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("aioproducer-")]
+    assert not set(threading.enumerate()) - before
 
 
 @pytest.fixture

@@ -720,8 +720,11 @@ def test_the_name_in_a_certificate_has_neither_the_roots_dot_nor_a_scope(host, n
         ("WRONG_VERSION_NUMBER", "the peer does not speak TLS"),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "set ssl_keystore_location"),
         ("TLSV1_ALERT_UNKNOWN_CA", "does not trust the authority"),
-        ("TLSV1_ALERT_PROTOCOL_VERSION", "supports no TLS version"),
-        ("SSLV3_ALERT_HANDSHAKE_FAILURE", "requires a client certificate, or the two sides have no"),
+        ("TLSV1_ALERT_PROTOCOL_VERSION", "supports no TLS version that ssl_enabled_protocols allows"),
+        (
+            "SSLV3_ALERT_HANDSHAKE_FAILURE",
+            "requires a client certificate, or the two sides have no TLS version or cipher suite",
+        ),
         ("SOMETHING_ELSE", "OpenSSL says (SOMETHING_ELSE)"),
     ],
 )
