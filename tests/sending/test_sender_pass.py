@@ -111,8 +111,8 @@ class Stage:
         sender._seen_metadata = 0
 
     def _noting(self, name: str, most: int | None = None):
-        def note(*arguments: object, **_: object) -> None:
-            self.calls.append((name, *arguments[:most]))
+        def note(*arguments: object, **keywords: object) -> None:
+            self.calls.append((name, *arguments[:most], *keywords.items()))
 
         return note
 
@@ -602,7 +602,7 @@ async def test_records_that_waited_for_the_answer_are_due_in_the_next_pass():
 async def test_what_is_left_at_the_end_is_given_up():
     stage = Stage()
     stage.sender.abort("closed")
-    assert stage.calls == [("abort_all", "closed")]
+    assert stage.calls == [("abort_all", "closed", ("is_wanted", False))]
 
 
 async def test_the_end_of_the_task_stops_its_timers():
