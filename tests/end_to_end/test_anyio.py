@@ -288,7 +288,8 @@ async def test_a_call_of_a_transaction_ends_in_its_scope(end, call):
 
 
 @pytest.mark.parametrize("end", ENDS)
-async def test_the_block_of_a_transaction_is_aborted_when_its_scope_ends(end):
+async def test_the_block_of_a_transaction_is_aborted_when_its_scope_ends(end, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.DEADLINE", 500 * MS)  # enough for the first record
     async with producing(transactional_id="tx") as (cluster, producer):
 
         async def block() -> None:
