@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 __version__: str
-"""The version of the package. Read from its metadata when it is first used."""
+"""The version of the package, read from its metadata on first use."""
 
 if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig

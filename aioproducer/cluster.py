@@ -1,7 +1,7 @@
 """A snapshot of the cluster's metadata: brokers, topics, partitions and their leaders.
 
 A `Cluster` is frozen; each metadata response or leader hint creates a new one from the old one. Unchanged objects are
-reused, so `is` shows whether something changed. Nothing here uses a socket or a clock."""
+reused, so `is` shows whether something changed. This module uses neither a socket nor a clock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class TopicInfo(NamedTuple):
 
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule (org.apache.kafka.common.internals.Topic); "." and ".." match it, but are not valid names."""
+"""Kafka's pattern for topic names (org.apache.kafka.common.internals.Topic). It also matches "." and "..", which Kafka
+rejects."""
 
 
 def check_topic_name(name: str) -> None:
@@ -76,7 +77,7 @@ def invalid_topic(name: str) -> InvalidTopicError:
 
 
 class Endpoint(Protocol):
-    """A broker's address, as it appears in any response; also implemented by `Node`."""
+    """The address of a broker, with the attributes that all responses have in common. `Node` has them, too."""
 
     @property
     def node_id(self) -> int: ...
@@ -90,7 +91,7 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A snapshot. The dicts are never changed after construction."""
+    """A snapshot of the metadata. Its dicts are never changed after construction."""
 
     nodes: dict[int, Node]
     controller_id: int
@@ -115,14 +116,14 @@ class Cluster:
         return found.partitions[partition]
 
     def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
-        """Return the snapshot after a response about the topics `asked`. Other topics are kept.
+        """Return the snapshot after the response to a request for the topics `asked`. Other topics are kept.
 
         The snapshot is built in steps of at most one broker or partition, between which other tasks may run. Only the
         last step compares all topics, to find out whether one has changed.
 
         The leader epochs of a topic never go backwards, because a broker that has just restarted may answer from old
-        metadata (KIP-320). With a new topic id, they start again (KIP-516). Without topic ids (before 2.8), a
-        re-created topic looks the same as old metadata; an older epoch is then accepted if the known leader is gone.
+        metadata (KIP-320). With a new topic id, they start again (KIP-516). Without topic ids (brokers before 2.8), a
+        re-created topic looks like old metadata; a lower epoch is then accepted only if the known leader is gone.
 
         Raises:
             ProtocolError: the response contains no broker with a usable address.
@@ -159,7 +160,7 @@ class Cluster:
     def with_leader_hint(
         self, topic: str, partition: int, leader_id: int, leader_epoch: int, endpoints: Iterable[Endpoint]
     ) -> Cluster:
-        """Return the snapshot after a Produce response named a leader (KIP-951); `self` if the hint is not new."""
+        """Return the snapshot after a Produce response named a leader (KIP-951); `self` if the hint is of no use."""
         known = self.partition(topic, partition)
         if known is None or not self.nodes or leader_id < 0 or leader_epoch <= known.leader_epoch:
             return self
@@ -240,7 +241,7 @@ class Cluster:
 
 
 def _node(endpoint: Endpoint) -> Node | None:
-    """Return the endpoint as a node; None if its address is unusable. Negative ids are bootstrap addresses."""
+    """Return the endpoint as a node; None if its address is unusable or its id is negative (a bootstrap address)."""
     host, port = endpoint.host, endpoint.port
     if endpoint.node_id < 0 or not 0 < port < 65536 or not 0 < len(host) <= _MAX_HOST:
         return None

@@ -97,7 +97,7 @@ class ProducerConfig:
     ssl_enabled_protocols: tuple[str, ...]
     ssl_cipher_suites: tuple[str, ...]
     sasl_mechanism: str | None
-    """None if `security_protocol` has no SASL."""
+    """None if `security_protocol` does not use SASL."""
     sasl_plain_username: str | None
     sasl_plain_password: Secret | None
     sasl_credentials: Credentials | None
@@ -144,14 +144,14 @@ class ProducerConfig:
         Defaults that had to change because of other settings, and `notes`, are logged in a single warning.
 
         Args:
-            origins: the origins of settings that were not given as keywords, by keyword.
+            origins: the origin of each setting that was read from a source, by the setting's name.
             notes: further messages for this warning.
             mistakes: the mistakes that were found in the source of the settings.
             given: the settings, in milliseconds and bytes.
 
         Raises:
-            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one. The error names all
-                mistakes.
+            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one. One error lists all
+                mistakes, but an unknown setting is reported alone.
         """
         for name in given:
             if name not in SETTINGS:

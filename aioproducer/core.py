@@ -1,4 +1,4 @@
-"""Core: the objects that all parts of one producer share, passed on as a whole."""
+"""Core: the objects that all parts of one producer share, passed on as one tuple."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-Each error has its facts as fields, and a text that says what the user can do. No error message contains a key, a value
-or a password. All errors can be pickled.
+Each error has its facts as fields, and a text that says what the user can do. Error texts contain no password and no
+key or value of a record, but a SerializationError quotes the serializer's exception. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def without_tracebacks(error: E) -> E:
 
     From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's frame.
     A single traceback, even that of a cause, would keep the objects of these frames alive until a garbage collection.
-    The context may be an exception that user code is handling: the error no longer refers to it, but it is not changed.
+    The `__context__` is removed as well. The exception that it referred to is not changed, because user code may be
+    handling it.
     """
     found: list[BaseException] = [error]
     for one in found:
@@ -187,14 +188,14 @@ class SerializationError(InvalidRecordError):
 
 
 class BufferFullError(KafkaError):
-    """`try_send` found no room in the buffer."""
+    """`try_send` would have to wait, because the buffer is full or the topic's metadata is not known yet."""
 
     retriable = True
     outcome = Outcome.NOT_PERSISTED
 
 
 class KafkaTimeoutError(KafkaError, TimeoutError):
-    """Something took longer than its setting allows."""
+    """An operation took longer than its setting allows."""
 
     retriable = True
 
@@ -232,7 +233,7 @@ class BootstrapError(KafkaTimeoutError):
     """No bootstrap address answered. The text and `reasons` contain the reason for each address."""
 
     reasons: Mapping[str, KafkaError] = MappingProxyType({})
-    """The error of each "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it might."""
+    """Errors by "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it might."""
 
 
 class DeliveryError(KafkaError):
@@ -335,7 +336,7 @@ class AuthenticationError(KafkaError):
 
 
 class UnsupportedSaslMechanismError(AuthenticationError):
-    """The broker does not accept this SASL mechanism. `offered` has the mechanisms that it accepts."""
+    """The broker does not accept this SASL mechanism. `offered` lists the mechanisms that it does accept."""
 
     mechanism: str
     offered: tuple[str, ...]

@@ -42,17 +42,17 @@ class FromConfig:
             Producer.from_config({"metadata.broker.list": "a:9092", "queue.buffering.max.ms": "5"}, acks="all")
 
         Args:
-            mapping: settings by `Producer`'s keywords, Java's names (`linger.ms`) or librdkafka's
-                (`queue.buffering.max.ms`), which may have underscores instead of dots. Text is converted to the type of
-                the setting.
+            mapping: the settings by name. A name is a keyword of `Producer`, or a name used by Java (`linger.ms`) or
+                librdkafka (`queue.buffering.max.ms`), with dots or underscores. Text is converted to the type of the
+                setting.
             overrides: keywords of `Producer`, which take precedence over the mapping.
 
         Raises:
             ConfigError: a key is unknown (the text suggests a known one) or can't be used (the text says why and what
                 to do instead), a value is malformed, or settings contradict each other. One error lists all mistakes.
 
-        Keys that have no effect here, such as the sizes of socket buffers or a consumer's group.id, are listed in one
-        warning in the log.
+        Keys that do not affect this producer, such as the sizes of socket buffers or a consumer's group.id, are listed
+        in one warning in the log.
         """
         try:
             check_keywords(overrides)
@@ -92,7 +92,8 @@ class FromConfig:
                 file can't contain, such as functions.
 
         Raises:
-            ConfigError: the file can't be read, or see `from_config`; the text names the file and the line.
+            ConfigError: the file can't be read; for other reasons, see `from_config`. The text names the file and the
+                line.
         """
         check_keywords(overrides)
         return cls._from(entries_of_file(file), overrides)

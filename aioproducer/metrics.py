@@ -41,7 +41,7 @@ or else the oldest one."""
 
 class Histogram(Buckets):
     """A histogram of durations or sizes in constant memory. Its buckets grow by a factor of 2**(1/4), so a quantile is
-    at most 19 % off."""
+    at most 19% off."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Histogram(Buckets):
 
 @dataclass(slots=True)
 class NodeMetrics:
-    """The counters of one broker. They are written by the connections to it."""
+    """The counters of one broker, written by the connections to it."""
 
     node_id: int
     bytes_sent: int = 0
@@ -69,7 +69,7 @@ class NodeMetrics:
 
 @dataclass(slots=True)
 class TopicMetrics:
-    """The counters of one topic. They are written by the sender."""
+    """The counters of one topic, written by the sender."""
 
     name: str
     records_acked: int = 0
@@ -84,7 +84,7 @@ class TopicMetrics:
 
 @dataclass(slots=True)
 class TransactionCallMetrics:
-    """The counters of one kind of transactional call. They are written by the coordinator's watch."""
+    """The counters of one kind of transactional call, written by the coordinator's watch."""
 
     call: str
     count: int = 0
@@ -99,7 +99,7 @@ class TransactionCallMetrics:
 
 
 class Ended(NamedTuple):
-    """The numbers of records that have their result, by outcome."""
+    """The numbers of records whose result is known, by outcome."""
 
     acked: int
     failed: int
@@ -151,7 +151,7 @@ class Metrics:
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
     forgotten: NodeMetrics = field(default_factory=lambda: NodeMetrics(-1))
-    """The counts of the brokers that no longer have counters of their own."""
+    """The sums of the counters of brokers that no longer have counters of their own."""
     # written by snapshot
     most_accepted: int = 0
     """The highest number of accepted records that a snapshot has shown."""
@@ -183,7 +183,7 @@ class Metrics:
         self.rejected[name] = self.rejected.get(name, 0) + records
 
     def _forget_one(self) -> None:
-        """Remove the counters of a broker that was never connected to, or else the oldest ones.
+        """Remove the counters of a broker that was never connected to, or else those of the oldest broker.
 
         Without this limit, responses with many different node ids could fill the memory.
         """
@@ -210,9 +210,9 @@ class Metrics:
         """Return a snapshot of all counters and gauges.
 
         Args:
-            ended: the numbers of records that have their result, if they were read before `records_buffered`. A record
-                that ends between the two reads, in another thread, is in neither number. Their sum is then too small,
-                and the highest sum of an earlier snapshot is used instead.
+            ended: the numbers of records whose result is known, read before `records_buffered`; None to read them now.
+                A record whose result arrives between the two reads, in another thread, is missing from both numbers.
+                `records_accepted`, which is their sum, is therefore kept from falling below its earlier values.
             describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
             wall_time: converts the event loop's time to wall-clock time.
             gauges: the current values of other objects.
@@ -263,7 +263,7 @@ class Metrics:
         )
 
     def past(self, client_id: str) -> MetricsSnapshot:
-        """Return the counters after the end of the producer, without bootstrap addresses. All gauges are empty."""
+        """Return the counters of a past producer, except those of bootstrap addresses. All gauges are empty."""
         return self.snapshot(
             describe_node=lambda node_id: {} if node_id >= 0 else None,
             wall_time=float,

@@ -1,7 +1,7 @@
 """Partitioners: by the key's hash, in rotation, or sticky and weighted by load (KIP-794).
 
-The compiled path hashes keys itself, with the results of this module, and uses `UniformSticky` for records without a
-key. Nothing here does I/O or reads a clock; random numbers come from the given Random.
+The compiled path hashes keys itself, with the same results as this module, and uses `UniformSticky` for records without
+a key. This module does no I/O and reads no clock; random numbers come from the given Random.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Partitioner(Protocol):
 
 
 class Partitioning(NamedTuple):
-    """The setting `partitioner`, resolved. `function` is set if `kind` is "callable"."""
+    """The resolved setting `partitioner`. `function` is set if `kind` is "callable"."""
 
     kind: Literal["murmur2", "crc32", "round_robin", "callable"]
     function: Callable[..., int] | None = None
@@ -114,7 +114,7 @@ def crc32_partition(key: bytes, partitions: int) -> int:
 
 
 def fnv1a(key: bytes) -> int:
-    """Return the 32-bit FNV-1a hash. As in the partitioners of Sarama and librdkafka, a negative hash is negated."""
+    """Return the absolute value of the signed 32-bit FNV-1a hash, as in the partitioners of Sarama and librdkafka."""
     h = 0x811C9DC5
     for byte in key:
         h = (h ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -133,7 +133,7 @@ class Hashed:
     def __init__(
         self, partition_of: Callable[[bytes, int], int], random: random_module.Random | None = None
     ) -> None:
-        """With `random`, records without a key go to a random available partition."""
+        """Store the arguments. With `random`, records without a key go to a random available partition."""
         self._partition_of = partition_of
         self._random = random
 
@@ -186,7 +186,7 @@ class UniformSticky:
     A new partition is chosen after a number of bytes, not after each batch: a slow broker's batches grow, so choosing
     after each batch would send more data to slow brokers. With `adaptive`, the choice is weighted: the fewer batches
     wait for a partition, the likelier it is chosen. Without weights, each partition is chosen once, in random order,
-    before any is chosen again; a few dozen choices therefore reach all of a dozen partitions.
+    before any is chosen again, so n choices reach all of n partitions.
 
     In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
     Pass the same object as long as these partitions have not changed; it is then not examined again.
@@ -271,8 +271,8 @@ class UniformSticky:
         if not partition_ids or total < 2 or (nothing_left_out and min(queue_sizes) == max(queue_sizes)):
             self._ids, self._bounds = [], []
             return
-        # Queues of 0, 3, 1 give the weights 4, 1, 3 and the bounds 4, 5, 8: a random number below 4 is the
-        # first partition, 4 the second, 5 to 7 the third.
+        # Queues of 0, 3, 1 give the weights 4, 1, 3 and the bounds 4, 5, 8: a random number below 4 selects
+        # the first partition, 4 the second, and 5 to 7 the third.
         heaviest = max(queue_sizes) + 1
         self._ids = list(partition_ids)
         self._bounds = list(accumulate(heaviest - size for size in queue_sizes))
@@ -307,7 +307,7 @@ class NodeAvailability:
     __slots__ = ("_looked", "_since", "is_watched", "timeout")
 
     def __init__(self, timeout: float) -> None:
-        """With a `timeout` of 0 every broker counts as available."""
+        """Store the timeout in seconds. If it is 0, every broker counts as available."""
         self.timeout = timeout
         self.is_watched = timeout > 0
         # for each broker that can't accept the data waiting for it: the times at which this was first and last observed

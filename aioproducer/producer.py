@@ -41,7 +41,7 @@ class Producer(Lifecycle, Bulk):
             delivery = await producer.send("orders", b"...", key=b"42")   # in the buffer
             metadata = await delivery                                      # on the broker
 
-    It can be built anywhere, even without a running loop, and belongs to the loop in which it is started.
+    It can be created anywhere, even without a running loop, and belongs to the loop in which it is started.
 
     Args:
         bootstrap_servers: "host:port,host:port" or a list of them; the port is 9092 if left out.
@@ -49,16 +49,16 @@ class Producer(Lifecycle, Bulk):
         acks: "all" (all in-sync replicas have the record), 1 (the leader has it), or 0 (no acknowledgement).
         enable_idempotence: retries create no duplicates and keep the order with several requests in flight (KIP-98,
             KIP-360). On by default if `acks` is "all".
-        enable_gapless_order: a failed record fails the records that are buffered behind it in its partition.
+        enable_gapless_order: if a record fails, the records buffered behind it in its partition fail, too.
         enable_endless_retries: records that may be in the log are sent again until a broker answers or `close` is
             called.
-        max_in_flight_requests_per_connection: at most 5 with idempotence.
+        max_in_flight_requests_per_connection: the maximum number of unanswered requests; at most 5 with idempotence.
         linger_ms: how long a batch waits for more records. `send_and_wait` does not linger.
         batch_size: the size of a full batch in bytes; a larger record gets its own batch.
         buffer_memory: bytes of records that may wait in the buffer. If it is full, `send` waits.
         max_request_size: the maximum size in bytes of a record, and of a request with more than one batch.
-        max_block_ms: how long `send` may wait in total for metadata and for room in the buffer. With 0 it never
-            waits, and `start` may take request_timeout_ms.
+        max_block_ms: how long `send` may wait in total for metadata and for room in the buffer. With 0, `send`
+            never waits, but `start` may still take up to request_timeout_ms.
         delivery_timeout_ms: the time within which a record is delivered or fails (KIP-91). Default: 120000, or
             linger_ms + request_timeout_ms if that is longer; with a transactional_id at most transaction_timeout_ms.
         close_timeout_ms: how long the end of `async with` waits for records that are buffered or in flight, at most
@@ -73,9 +73,9 @@ class Producer(Lifecycle, Bulk):
             (key, all partitions, available partitions) -> partition.
         partitioner_ignore_keys: the same as partitioner="random".
         partitioner_adaptive_partitioning_enable: send fewer records without a key to partitions whose batches queue up.
-        partitioner_availability_timeout_ms: skip partitions whose broker accepted nothing for this long; 0: never.
+        partitioner_availability_timeout_ms: avoid partitions whose broker has accepted nothing for this long; 0: never.
         key_serializer, value_serializer: f(value) or f(value, context) -> bytes, or an object with
-            serialize(topic, value, headers); each may be async. None is sent as it is.
+            serialize(topic, value, headers); each may be async. A key or value of None is not serialized.
         metadata_max_age_ms, metadata_max_idle_ms: the longest time between refreshes, and the time after which an
             unused topic is forgotten (KIP-526).
         metadata_recovery_strategy: "rebootstrap" returns to the bootstrap addresses when no known broker is
@@ -83,7 +83,7 @@ class Producer(Lifecycle, Bulk):
         allow_auto_create_topics: let brokers create topics that do not exist.
         reconnect_backoff_ms, reconnect_backoff_max_ms: the pause between attempts to connect to a broker.
         socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: the time limit of one attempt.
-        connections_max_idle_ms: close connections that were unused for this long; 0 or None: never.
+        connections_max_idle_ms: close connections that have been unused for this long; 0 or None: never.
         transactional_id: identifies this producer's transactions across restarts; needs idempotence and acks="all".
         transaction_timeout_ms: the time after which the broker aborts an open transaction. The producer itself aborts
             it after 80% of this time, unless a commit is in progress.
@@ -93,10 +93,10 @@ class Producer(Lifecycle, Bulk):
             batches, requests and connections.
         enable_metrics_push: push metrics to brokers that ask for them (KIP-714).
         connector: async f(host, port) -> a connected socket, for example through a proxy.
-        address_filter: f(host, port, node id) for each broker of the cluster -> the address to connect to instead, or
-            None to reject the broker.
-        resolved_address_filter: f(host, IP address, port) for each address that a broker's name resolves to -> whether
-            to connect to it. By default, link-local addresses (169.254.0.0/16, fe80::/10) are rejected.
+        address_filter: f(host, port, node id), called for each broker of the cluster; returns the (host, port) to
+            connect to instead, or None to reject the broker.
+        resolved_address_filter: f(host, IP address, port), called for each address that a broker's name resolves to;
+            returns whether to connect to it. By default, link-local addresses (169.254.0.0/16, fe80::/10) are rejected.
         max_batch_size: aiokafka's name for `batch_size`.
         security: the `security_protocol`, `ssl_...` and `sasl_...` settings listed in docs/configuration.md.
 
@@ -172,15 +172,15 @@ class Producer(Lifecycle, Bulk):
     ) -> Self:
         """Return a producer that takes part in a transaction of another producer, perhaps in another process.
 
-        It may only send to these partitions and flush. The producer that began the transaction ends it, after this one
-        has delivered all its records and is closed. Records need `partition=`, or a key (murmur2).
+        It may only send to `partitions` and flush. The producer that began the transaction ends it, after this one has
+        delivered all its records and is closed. Records need `partition=`, or a key and the partitioner murmur2.
 
-        If another producer has written to a partition in the same transaction, the first delivery there fails, and
-        the transaction must be aborted: the broker mistakes the batch for a repetition of the other producer's batch,
-        appends nothing and answers success, but with the time of the other batch (kafka.storage.UnifiedLog). A
-        participant's own batch, repeated because the first answer was lost, gets the same answer. Therefore, if
-        the answer to its first batch in a partition is lost even once, the transaction must also be aborted; later
-        batches are retried as usual.
+        If another producer has written to a partition in the same transaction, this producer's first delivery to that
+        partition fails, and the transaction must be aborted: the broker mistakes the batch for a repetition of the
+        other producer's batch, appends nothing and answers success, but with the time of the other batch
+        (kafka.storage.UnifiedLog). A participant's own batch, repeated because the first answer was lost, gets the same
+        answer. Therefore, if the answer to its first batch in a partition is lost even once, the transaction must also
+        be aborted; later batches are retried as usual.
 
         Args:
             handle: from `export_transaction`. It may be used once for each partition.
@@ -249,7 +249,7 @@ class Producer(Lifecycle, Bulk):
                 timestamp_ms: milliseconds since 1970; now if None.
                 headers: a list of (str, bytes or None).
                 timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
-                key_serializer, value_serializer: for this record, in place of the producer's; None for the producer's.
+                key_serializer, value_serializer: the serializers for this record; None for those of the producer.
 
             Returns:
                 The Delivery, a future of the RecordMetadata.
@@ -258,7 +258,8 @@ class Producer(Lifecycle, Bulk):
                 InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
                 MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
                 TopicAuthorizationError: the cluster does not allow this client to write.
-                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used here.
+                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer is not started or is
+                    closed, or it belongs to another event loop, thread or process.
                 If send() raises, the record is not sent.
 
             If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
@@ -284,9 +285,9 @@ class Producer(Lifecycle, Bulk):
 
             Raises:
                 DeliveryError: the record failed; `outcome` says whether it may be in the log.
-                Others as `send`.
+                Others: see `send`.
 
-            Cancelling it once the record is in the buffer ends only the wait.
+            If it is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
             """
 
         def try_send(
@@ -308,7 +309,7 @@ class Producer(Lifecycle, Bulk):
 
             Raises:
                 BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
-                Others as `send`.
+                Others: see `send`.
             """
 
     async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
@@ -363,7 +364,7 @@ class Producer(Lifecycle, Bulk):
         )
 
     def _serialization_of(self, pending: PendingRecord, info: TopicInfo) -> Serialization:
-        """Return the record's Serialization, a new one if none of its serializers was called yet."""
+        """Return the record's Serialization; create it if none of its serializers has been called yet."""
         if pending.serialization is not None:
             return pending.serialization
         _, value, key, _, _, headers, _ = pending.record

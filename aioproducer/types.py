@@ -21,7 +21,7 @@ def qualified_name(code: object) -> str:
 
 
 def takes_second(function: Callable[..., object], *names: str, or_any: bool = False) -> bool:
-    """Return whether a function has a second positional parameter that is required, or has one of the names.
+    """Return whether a function has a second positional parameter that is required or has one of the given names.
 
     With `or_any`, also return True for a function with `*args`.
     """
@@ -109,7 +109,7 @@ class ProducerRecord(NamedTuple):
     """Any object that an interceptor needs again when the result is known. It is not sent."""
 
     def __repr__(self) -> str:
-        # Without key, value and headers, since records end up in logs.
+        # Key, value and headers are left out, because records end up in logs.
         return f"ProducerRecord(topic={self.topic!r}, partition={self.partition}, timestamp_ms={self.timestamp_ms})"
 
 
@@ -122,7 +122,7 @@ class Secret:
     __slots__ = ("_text",)
 
     def __init__(self, text: str | None) -> None:
-        """Keep `text`; None stands for a secret from a pickle, without its text."""
+        """Keep `text`; None stands for the text of a secret that came out of a pickle, which does not contain it."""
         if text is not None and not isinstance(text, str):
             type_name = type(text).__name__
             del text  # a traceback that shows locals must not show it

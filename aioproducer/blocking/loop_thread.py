@@ -1,7 +1,7 @@
 """The thread whose event loop all blocking producers of a process share, and how a call waits for it.
 
-The thread starts with the first producer and ends with the last one. It does not exist in a forked child. When the
-interpreter exits, it closes the producers that are still open."""
+The thread starts with the first producer and ends with the last one. It does not exist in a forked child.
+Producers that are still open when the interpreter exits are closed then."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 SLICE = 0.1
-"""The maximum seconds of one wait. Ctrl-C interrupts a wait immediately on POSIX, and between two waits on Windows."""
+"""The longest single wait, in seconds. On POSIX, Ctrl-C interrupts a wait at once; on Windows, between two waits."""
 EXIT_SECONDS = 10.0
-"""The seconds by which open producers may delay the exit of the interpreter, to deliver buffered records."""
+"""The maximum number of seconds that an open producer may take to deliver its records when the interpreter exits."""
 GRACE_SECONDS = 5.0
-"""Additional seconds for a producer to end after it has dropped its remaining records. A longer time means that a
-callback blocks the loop."""
+"""Additional seconds for a producer to end after it has dropped its remaining records. If it takes longer, a callback
+is blocking the loop."""
 
 
 class Closing(Protocol):
@@ -40,8 +40,8 @@ class Closing(Protocol):
 class Flag:
     """A flag that the loop thread sets once, and that other threads wait for.
 
-    threading.Event is Python code around a lock. A Ctrl-C at the wrong place leaves that lock locked, and `set` would
-    then block the loop forever. Here the lock stays locked only until the flag is set."""
+    threading.Event is Python code around a lock. A Ctrl-C at the wrong moment leaves that lock locked, and `set` would
+    then block the loop forever. A Flag holds its lock until it is set, and `set` only releases it."""
 
     __slots__ = ("_is_set", "_lock")
 
@@ -78,11 +78,11 @@ class LoopThread:
         self._ended = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
-        # A daemon thread: the interpreter joins all others before it calls close_all(), and would wait forever.
+        # A daemon thread: the interpreter joins all other threads before it calls close_all(), and would wait forever.
         self._thread = threading.Thread(target=self._run, name="aioproducer-blocking", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and return when its loop is running. Errors of the loop factory are raised here."""
+        """Start the thread, and return when its loop is running. Raise any error of the loop factory."""
         self._thread.start()
         try:
             wait_for(self._began)
@@ -110,8 +110,8 @@ class LoopThread:
     def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
         """Return True if asyncio's runner failed because the interpreter is exiting.
 
-        Python 3.12 does not start threads at that time. But the runner needs one just before it closes the loop, to
-        wait in it for the executor's threads."""
+        Since Python 3.12, no thread can be started at that time. But just before it closes the loop, the runner starts
+        a thread that waits for those of the executor."""
         is_end = self._stop.is_set() and not threading.main_thread().is_alive()
         return is_end and isinstance(error, RuntimeError)
 
@@ -120,11 +120,11 @@ class LoopThread:
 
     @property
     def is_alive(self) -> bool:
-        # Not Thread.is_alive: before Python 3.13 a Ctrl-C in it marks a running thread as ended.
+        # Not Thread.is_alive: before Python 3.13, a Ctrl-C during that call marks a running thread as ended.
         return not self._ended.is_set()
 
     def post(self, function: Callable[[], object]) -> bool:
-        """Have the loop call `function` soon. Returns False if the loop is closed."""
+        """Have the loop call `function` soon. Return False if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -134,12 +134,12 @@ class LoopThread:
     def stop(self) -> None:
         """End the loop and the thread."""
         self.post(self._stop.set)
-        # A host name lookup may keep the thread from ending; the caller does not wait for it.
+        # A host name lookup may keep the thread from ending; the caller does not wait until it has finished.
         if self._ended.wait(1):
             self._thread.join()
 
 
-# Changed by enter(), leave() and in a forked child.
+# Changed by enter(), leave() and set_loop_factory(), and in a forked child.
 _lock = threading.Lock()
 _current: LoopThread | None = None
 _loop_factory: LoopFactory | None = None
@@ -266,7 +266,7 @@ class Call(Generic[T]):
     def wait(self, thread: LoopThread, seconds: float | None = None) -> T:
         """Return the result, or raise the error with its traceback.
 
-        Ctrl-C cancels the coroutine, and does not wait for its end.
+        Ctrl-C cancels the coroutine, but does not wait until it has ended.
 
         Raises:
             TimeoutError: there is no result after `seconds`; the coroutine continues.
@@ -291,7 +291,7 @@ class Call(Generic[T]):
 
 
 def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | None = None) -> bool:
-    """Wait for the flag. Returns False if `seconds` have passed or the loop thread has ended without setting it."""
+    """Wait for the flag. Return False if `seconds` have passed or the loop thread has ended without setting it."""
     left = seconds
     while left is None or left > 0:
         if ended.wait(SLICE if left is None else min(SLICE, left)):
@@ -306,7 +306,7 @@ def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | Non
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
 """Returns the event loop that runs in this thread, or None.
 
-Every `send` calls this function, and asyncio's documented one would raise an exception each time."""
+Every `send` calls this function; asyncio.get_running_loop() would raise an exception each time."""
 
 
 def check_may_block() -> None:

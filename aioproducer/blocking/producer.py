@@ -1,7 +1,7 @@
 """The blocking Producer: each call runs the asyncio producer's call in the loop thread, and waits for its result.
 
-Only `send` does not wait: it puts a plain record for a known topic and partition into a queue. One wake-up of the loop
-serves all records queued by then."""
+`send` usually does not wait: it puts a plain record for a known topic and partition into a queue. One wake-up of the
+loop serves all records queued by then."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MOST_QUEUED = 1000
 LARGEST_QUEUED = 16384
 """The maximum number of bytes in a queued key or value. For a larger one, `send` waits for the loop."""
 QUEUED_PART = 4
-"""The values in the queue take at most 1/QUEUED_PART as much memory as buffer_memory, in addition to it."""
+"""The queue is not part of buffer_memory. The values in it take at most buffer_memory / QUEUED_PART bytes."""
 
 
 def _settings_of(
@@ -126,7 +126,7 @@ class Producer:
         self._log = inner._config.log(__name__)
         self._report: CloseReport | None = None
         self._closes_at_exit = False
-        """Whether the producer is meant to stay open until the interpreter exits, so no warning is logged."""
+        """Whether the producer is meant to stay open until the interpreter exits; if so, no warning is logged."""
 
     @classmethod
     def _around(cls, inner: AsyncProducer, *, is_attached: bool = False) -> Self:
@@ -136,7 +136,7 @@ class Producer:
 
     @property
     def config(self) -> ProducerConfig:
-        """The effective settings. `print(producer.config)` shows each with its origin, secrets hidden."""
+        """The effective settings. `print(producer.config)` shows each with its origin, and hides secrets."""
         return self._inner.config
 
     @classmethod
@@ -199,7 +199,7 @@ class Producer:
     def start(self, *, wait: bool = True) -> None:
         """Connect to the cluster and start sending; see `aioproducer.Producer.start`. `with` calls it.
 
-        Ctrl-C leaves the producer closed.
+        After Ctrl-C, the producer is closed.
         """
         check_may_block()
         if self._sends.thread is not None or self._report is not None:
@@ -216,7 +216,8 @@ class Producer:
     def close(self, timeout: float | None = None) -> CloseReport:
         """Send what is buffered, close all connections, and report; see `aioproducer.Producer.close`.
 
-        Closing the last blocking producer of the process ends the loop thread. Ctrl-C drops what is left at once.
+        Closing the last blocking producer of the process ends the loop thread. Ctrl-C drops the remaining records
+        immediately.
         """
         if self._report is not None:
             return self._report
@@ -314,7 +315,7 @@ class Producer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Like the asyncio producer: an exception that leaves the block drops what is buffered.
+        # As in the asyncio producer, an exception that leaves the block drops the buffered records.
         self.close(self._inner._seconds_to_leave() if error_type is None else 0)
 
     def __repr__(self) -> str:
@@ -340,7 +341,7 @@ class Producer:
         return self._sends.call(function).wait(thread)
 
     def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """Do as `_call`, but first wait until all records sent before (to one topic or to all) are in the buffer."""
+        """Do the same as `_call`, but first wait until no earlier record (of `topic`, or of any) waits for room."""
 
         async def settled() -> T:
             if self._sends.lanes:
@@ -371,9 +372,9 @@ class Producer:
 
         Raises:
             The errors of `aioproducer.Producer.send`, which mean that the record was not sent. An error that occurs
-            after `send` has returned, such as a buffer that has just become full, is the error of the delivery.
+            after `send` has returned (for example, the buffer has just become full) is raised by the delivery.
 
-        If Ctrl-C interrupts the wait, the record either does not exist or is in the buffer.
+        If Ctrl-C interrupts the wait, the record is either in the buffer or will not be sent.
         """
         thread = self._sends.thread
         if (
@@ -652,13 +653,13 @@ class Producer:
         self._call_settled(end)
 
     def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """Return a handle for `attach`, of this class or the asyncio one.
+        """Return a handle for `attach` of this class or of the asyncio producer.
 
         See `aioproducer.Producer.export_transaction`."""
         return self._call_settled(partial(self._inner.export_transaction, partitions))
 
     def release_transaction(self) -> TransactionHandle:
-        """Release the transaction, and return a handle for `resume`, of this class or the asyncio one.
+        """Release the transaction, and return a handle for `resume` of this class or of the asyncio producer.
 
         See `aioproducer.Producer.release_transaction`."""
         self._may_queue = False

@@ -35,7 +35,7 @@ class Receipt:
         """Wait for all rows.
 
         Args:
-            timeout: in seconds; None waits as long as the records may live (delivery_timeout_ms).
+            timeout: in seconds; None to wait as long as the delivery may take (delivery_timeout_ms).
 
         Raises:
             SendManyError: some rows failed.

@@ -44,7 +44,7 @@ class SendQueue:
         self.thread: LoopThread | None = None
         """The loop thread. It is set only once, by start()."""
         self.places: set[tuple[str, int | None]] = set()
-        """Topics, and topic-partitions, that are known to exist."""
+        """The topics and partitions that are known to exist; (topic, None) is for a record without a partition."""
         # Threads append, the loop removes.
         self._queue: deque[_Queued | Call[Any]] = deque()
         self._is_woken = False
@@ -108,7 +108,7 @@ class SendQueue:
                 )
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call `function` in the loop, or here if the loop no longer exists."""
+        """Call `function` in the loop, or in this thread if the loop no longer exists."""
         if self.thread is None or not self.thread.post(function):
             function()
 
@@ -121,7 +121,7 @@ class SendQueue:
     def _drain(self) -> None:
         self._is_woken = False  # first, so that entries which arrive later wake the loop again
         queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
-        # Without the GIL, only a lock guarantees that order. rotate() and append() both take the lock of the deque.
+        # Without the GIL, only a lock guarantees this order; rotate() and append() both take the lock of the deque.
         queue.rotate(0)
         for _ in range(len(queue)):
             entry = queue.popleft()
@@ -156,7 +156,7 @@ class SendQueue:
                 if not isinstance(entry, tuple):
                     _settle(entry)
                 elif not await self._append_when_room(entry):
-                    # The next ones have waited max_block_ms together with this record, and must not wait again.
+                    # The following records have already waited for max_block_ms with this one, and must not wait again.
                     for _ in range(waited - 1):
                         self._append_now(lane.popleft())
         finally:
@@ -168,7 +168,7 @@ class SendQueue:
                     _settle(entry)
 
     async def _append_when_room(self, entry: _Queued) -> bool:
-        """Append a record when the buffer has room. Returns False if it had none within max_block_ms."""
+        """Append a record when the buffer has room. Return False if there was no room within max_block_ms."""
         try:
             entry[0]._appended(await self._inner.send(*entry[1]))
         except KafkaTimeoutError as error:
@@ -245,7 +245,7 @@ class Delivery:
         "_topic",
     )
 
-    # All fields but _is_seen and _ended are written by the loop thread only.
+    # Only the loop thread writes the fields, except _is_seen and _ended.
 
     def __init__(self, sends: SendQueue, topic: str, delivery: AsyncDelivery | None = None) -> None:
         self._sends = sends
@@ -295,7 +295,7 @@ class Delivery:
             self._sends.log.exception("a callback of %r failed", self)
 
     def done(self) -> bool:
-        """Return True if there is a result or an error, or the delivery was cancelled."""
+        """Return True if there is a result or an error, or if the delivery was cancelled."""
         if self._is_cancelled or self._error is not None:
             return True
         return self._delivery is not None and self._delivery.done()
@@ -312,7 +312,7 @@ class Delivery:
         """Wait for the record's metadata.
 
         Args:
-            timeout: in seconds; None waits as long as the record may live (delivery_timeout_ms).
+            timeout: in seconds; None to wait as long as the delivery may take (delivery_timeout_ms).
 
         Raises:
             DeliveryError: the record was not delivered; `outcome` says whether it may be in the log.
@@ -322,12 +322,12 @@ class Delivery:
         """
         self._wait(timeout)
         if self._error is not None:
-            raise copy(self._error)  # the original's traceback would refer to the caller's delivery
+            raise copy(self._error)  # a traceback on the original would refer to the caller's delivery
         assert self._delivery is not None
         return self._delivery.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return the record's error or None; the timeout and errors of waiting are those of `result`."""
+        """Wait for the result, and return its error or None. For `timeout` and the errors of the wait, see `result`."""
         self._wait(timeout)
         if self._error is not None:
             return copy(self._error)
@@ -359,7 +359,7 @@ class Delivery:
             self._call_back(fn)
 
     def cancel(self) -> bool:
-        """Cancel the wait, but not the record, which is still sent. Returns False if there is a result."""
+        """Cancel the wait, but not the record, which is still sent. Return False if there is already a result."""
         thread = self._sends.own_thread()
         if self.done():
             return False

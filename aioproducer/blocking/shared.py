@@ -19,8 +19,8 @@ Shared = tuple[dict[str, Any], Producer]
 _shared: tuple[Shared, ...] = ()
 """The shared producers. The tuple is replaced as a whole, so it can be read without the lock."""
 _inherited: list[tuple[Shared, ...]] = []
-"""The producers of the parent process. They are kept, because a producer that is garbage-collected would warn that it
-was not closed."""
+"""The producers of the parent process. They are kept, because a garbage-collected producer would warn that it was
+not closed."""
 _lock = threading.RLock()
 _is_building = False
 
@@ -57,7 +57,7 @@ def shared_producer(**settings: Any) -> Producer:
 
 
 def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
-    """Close the shared producers of this process, for a process that exits without atexit, such as Celery's workers.
+    """Close the shared producers of this process, for a process that exits without atexit, such as a Celery worker.
 
     Args:
         timeout: the timeout of `Producer.close` for each producer.

@@ -1,1 +1,1 @@
-"""The command `aioproducer` (extra `cli`). Built on the public names; nothing in the package imports it."""
+"""The command `aioproducer` (extra `cli`). Only `aioproducer.__main__` imports it."""

@@ -21,8 +21,8 @@ from aioproducer.cli.settings import Given, new_producer
 from aioproducer.cli.stop import Stop
 
 MOST_SAMPLES = 100_000
-"""The approximate maximum number of latency samples. In a longer run, the latency is measured only for every n-th
-record, where n is the number of records // MOST_SAMPLES."""
+"""The latency of every n-th record is measured, where n is the number of records // MOST_SAMPLES, but at least 1. A run
+therefore has fewer than 2 * MOST_SAMPLES samples."""
 PERIOD = 5.0
 """Seconds between two lines about the current rates."""
 
@@ -30,10 +30,10 @@ PERIOD = 5.0
 def bench(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
     records: Annotated[
-        int, typer.Option("-n", "--records", "--num-records", min=1, help="How many records.")
+        int, typer.Option("-n", "--records", "--num-records", min=1, help="Number of records.")
     ] = 1_000_000,
     size: Annotated[
-        int, typer.Option("-s", "--size", "--record-size", min=0, help="Bytes of a value.")
+        int, typer.Option("-s", "--size", "--record-size", min=0, help="Size of each value in bytes.")
     ] = 1024,
     rate: Annotated[
         float | None,
@@ -58,9 +58,9 @@ def bench(
 ) -> None:
     """Measure how fast records can be sent one by one, and print the figures of kafka-producer-perf-test.
 
-    Every record goes through send(), as in a program. The latency is the time
-    from send() to the acknowledgement. CPU is the processor time of this
-    process per record.
+    Each record is sent by its own call of send(), as in a program. The latency
+    is the time from send() to the acknowledgement. CPU is the processor time
+    of this process per record.
     """
     screen = Screen(as_json=as_json)
     screen.show_log(verbose)
@@ -121,7 +121,7 @@ def _payloads(file: Path | None, size: int) -> list[bytes]:
 
 
 class _Run:
-    """Sends the records, and ends early if it is asked to or if a record is rejected."""
+    """Sends the records until all are sent, `stop()` is called, or `send` raises an error."""
 
     def __init__(
         self, producer: Producer, topic: str, values: list[bytes], figures: Figures, records: int

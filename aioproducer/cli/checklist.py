@@ -1,4 +1,4 @@
-"""The steps of a check. Each has passed, failed or needs attention, and may suggest what to do next."""
+"""The steps of a check: each one passed, failed or needs attention, and may come with advice."""
 
 from __future__ import annotations
 

@@ -16,18 +16,18 @@ class Closing:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the producer is being closed."""
+        """Whether closing the producer has begun."""
         return self._task is not None
 
     def at_once(self, timeout: float = 0.0) -> None:
-        """Fail the records that have no result after `timeout` seconds, or now if a patient close is running."""
+        """Fail the records that have no result after `timeout` seconds, or now if closing has already begun."""
         if self._task is None:
             self._begin(timeout)
         else:
             self._task.cancel()
 
     async def wait(self) -> CloseReport:
-        """Close the producer patiently, unless it is already being closed, and return its report."""
+        """Close the producer patiently, or wait if closing has already begun, and return the report."""
         task = self._task or self._begin(None)
         try:
             return await task

@@ -14,8 +14,8 @@ from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest
 from aioproducer.types import Node
 
 NOT_REPORTED = -2147483648
-"""The authorized operations in a response if they were not requested, or the broker is older than Kafka 2.3 (see
-KIP-430)."""
+"""The value of the authorized operations in a response if they were not requested or the broker is older than Kafka 2.3
+(see KIP-430)."""
 OPERATIONS = {
     3: "READ",
     4: "WRITE",
@@ -25,7 +25,7 @@ OPERATIONS = {
     8: "DESCRIBE",
     10: "DESCRIBE_CONFIGS",
 }
-"""The operations on a topic, by their codes in Kafka's AclOperation, which are also their bits in a response."""
+"""The operations on a topic, by code in Kafka's AclOperation. In a response, the code is the number of the bit."""
 WRITE = 4
 
 
@@ -65,7 +65,7 @@ def advice_on(node: Node, bootstrap: str) -> str:
 
 
 def check_topic(answer: MetadataResponse, checklist: Checklist) -> bool:
-    """Check leaders, in-sync replicas and rights. Return whether records can be sent."""
+    """Check the leaders, in-sync replicas and rights of a topic. Return whether records can be sent to it."""
     [topic] = answer.topics
     if topic.error_code:
         checklist.failed("topic", error_name(topic.error_code), _ADVICE.get(error_name(topic.error_code), ""))
@@ -78,7 +78,7 @@ def check_topic(answer: MetadataResponse, checklist: Checklist) -> bool:
         checklist.failed(
             "leaders",
             f"{count}, no leader for {_listed(leaderless)}",
-            "start the brokers that have its replicas",
+            "start the brokers that host these partitions",
         )
     else:
         checklist.passed("leaders", f"{count}, each with a leader")
@@ -119,7 +119,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
-    """Request a producer id, which idempotence needs. Do not use the transactional id: another producer may own it."""
+    """Request a producer id, which idempotence needs. Omit the transactional id, which another producer may own."""
     if not config.enable_idempotence:
         return
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
@@ -133,7 +133,7 @@ async def check_producer_id(connection: Connection, config: ProducerConfig, chec
         checklist.failed(
             "InitProducerId",
             name,
-            "grant WRITE on a topic, or before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, to this user"
+            "grant this user WRITE on a topic (before Kafka 2.8: IDEMPOTENT_WRITE on the cluster)"
             if "AUTHORIZATION" in name
             else "",
         )

@@ -27,11 +27,11 @@ class Columns:
     timestamp: str | None = None
     partition: str | None = None
     keep: bool = False
-    """Whether the value contains all columns, even those that are other parts of the record."""
+    """Whether the JSON value contains all columns, including those that become other parts of the record."""
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All columns that are parts of a record."""
+        """All columns that are named as a part of the record."""
         one_each = (self.key, self.value, self.timestamp, self.partition)
         return (*(name for name in one_each if name is not None), *self.headers)
 
@@ -53,7 +53,7 @@ class Columns:
         """Return the record of an input row. A missing field counts as null.
 
         Raises:
-            ValueError: a field cannot be the part of a record that it was named for.
+            ValueError: the value of a field is not suitable, such as a partition that is not a number.
         """
         if self.value is not None:
             value = to_bytes(row.get(self.value))
@@ -93,7 +93,7 @@ def _for_json(value: Any) -> Any:
 
 
 def to_timestamp(value: Any, name: str) -> int | None:
-    """Return a time as milliseconds since 1970. A text is such a number, or a time in ISO 8601 (UTC without a zone).
+    """Return a time as milliseconds since 1970. A string is such a number, or a time in ISO 8601 (without a zone: UTC).
 
     Raises:
         ValueError: the value is not a time in any of these forms.
@@ -115,7 +115,7 @@ def to_timestamp(value: Any, name: str) -> int | None:
 
 
 def to_partition(value: Any, name: str) -> int | None:
-    """Return the number of a partition.
+    """Return the value of a field as a partition number.
 
     Raises:
         ValueError: the value is not a whole number.
@@ -124,4 +124,4 @@ def to_partition(value: Any, name: str) -> int | None:
         return value
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
         return int(value)
-    raise ValueError(f"{name}={value!r} is not the number of a partition")
+    raise ValueError(f"{name}={value!r} is not a partition number")

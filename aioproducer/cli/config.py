@@ -97,7 +97,7 @@ def _handled(entry: Entry) -> tuple[str, str]:
     if found.notes:
         return "ignored", found.notes[0].partition(" has no effect: ")[2] or found.notes[0]
     settings = [f"{name} = {_shown(name, value)}" for name, value in found.settings.items()]
-    return "used", ", ".join(settings) or "it is what happens anyway"
+    return "used", ", ".join(settings) or "aioproducer does this anyway"
 
 
 def _shown(name: str, value: object) -> str:

@@ -50,7 +50,7 @@ def read_csv(
 
 
 def _fields(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the fields of each row. An error is raised when the caller asks for the row that has it."""
+    """Yield the fields of each row. An error in a row is raised only when the caller asks for that row."""
     yield from reader
 
 

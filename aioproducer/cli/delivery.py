@@ -18,7 +18,7 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.rows import Rows
 
 STEPS_PER_SECOND = 20
-"""The number of steps a second in which records are sent with --rate."""
+"""With --rate, the records of each second are sent in this many parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Delivery:
         self.target = target
         self.ledger = ledger
         self.problem = ""
-        """Why the run stopped before the end of the input, unless a failed record stopped it."""
+        """Why the run stopped before the end of the input; empty if it did not, or if a failed record stopped it."""
         self.code = ExitCode.OK
         """The exit code for `problem`."""
         self._failed = failed
@@ -90,7 +90,7 @@ class Delivery:
         self._closing.at_once()
 
     async def close(self) -> None:
-        """Stop the producer."""
+        """Close the producer."""
         await self._closing.wait()
 
     async def parts(self, rows: Rows) -> AsyncIterator[Rows]:
@@ -109,7 +109,7 @@ class Delivery:
             yield part
 
     async def _send(self, rows: Rows) -> bool:
-        """Send rows. Return False if no row was sent, which ends the run."""
+        """Send rows. Return False if `send_many` raised an error, which ends the run."""
         if not len(rows):
             self._sent.put_nowait((rows, None))
             return True
@@ -148,7 +148,7 @@ class Delivery:
         self._failed = None
 
     def stop_for(self, error: KafkaError) -> None:
-        """End the run because of an error that concerns more than single records."""
+        """End the run because of an error that is not limited to single records."""
         self.feed.stop()
         if not self.problem and not self._closing.has_begun:
             self.problem, self.code = str(error), code_of(error)

@@ -36,7 +36,7 @@ class UsageError(CommandError):
 
 
 class Interrupted(CommandError):
-    """The user pressed Ctrl-C before there was anything to wait for."""
+    """Ends a command at once after Ctrl-C or SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__("interrupted", ExitCode.INTERRUPTED)

@@ -19,14 +19,14 @@ class FailedFile:
         """Check that the file can be written.
 
         Raises:
-            UsageError: the file cannot be written, or is not empty: the records of two runs would be mixed.
+            UsageError: the file cannot be written, or is not empty (the records of two runs would be mixed).
         """
         self.path = path
         self._descriptor = -1
         if path.is_dir():
             raise UsageError(f"--failed {path}: it is a directory")
         if path.is_file() and path.stat().st_size:
-            raise UsageError(f"--failed {path}: the file has records of an earlier run; move it away first")
+            raise UsageError(f"--failed {path}: the file is not empty; move it away first")
         if not path.exists() and not os.access(path.parent, os.W_OK):
             raise UsageError(f"--failed {path}: the directory does not exist or cannot be written")
 

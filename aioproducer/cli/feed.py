@@ -14,7 +14,7 @@ from aioproducer.cli.source import Source
 PIECES_AHEAD = 4
 
 Reader = Callable[[Source, int], Iterator[Rows]]
-"""Yields the rows of a source. The number is the count of rows in the sources before it."""
+"""A function that yields the rows of a source. Its second argument is the number of rows in all earlier sources."""
 
 
 class Feed:

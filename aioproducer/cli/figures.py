@@ -10,7 +10,7 @@ from typing import Any
 from aioproducer import CloseReport, Delivery
 
 MB = 1024 * 1024
-"""The bytes in one MB, as kafka-producer-perf-test counts them."""
+"""The number of bytes in one MB, as in kafka-producer-perf-test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Figures:
         return done
 
     def window(self) -> str:
-        """Return an interim line, as of kafka-producer-perf-test, about the time since the previous one."""
+        """Return a line about the time since the previous line, like the interim lines of kafka-producer-perf-test."""
         now, acknowledged = time.perf_counter(), self._acknowledged()
         seconds, count = now - self._window_began, acknowledged - self._acknowledged_before
         latencies = self._latencies[self._window_from :]
@@ -125,5 +125,5 @@ class Figures:
         )
 
     def _mb(self, records: int) -> float:
-        """Return the size in MB of this many values of average size."""
+        """Return the total size, in MB, of this number of records with values of average size."""
         return records * self._sent_bytes / self._sent / MB if self._sent else 0.0

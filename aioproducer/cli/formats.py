@@ -1,4 +1,4 @@
-"""The formats of the input: how the format of a file is chosen, and which reader it has."""
+"""The formats of the input: how the format of a file is chosen, and the reader for each format."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Shape:
         self._check_has("--null", self.lines.null is not None, formats, {"lines", "csv"})
         self._check_has("--delimiter", self.delimiter is not None, formats, {"csv"})
         has_columns = bool(self.columns.named) or self.columns.keep
-        self._check_has("a column", has_columns, formats, {"jsonl", "csv", "parquet", "arrow"})
+        self._check_has("column options", has_columns, formats, {"jsonl", "csv", "parquet", "arrow"})
 
     @staticmethod
     def _check_has(option: str, is_given: bool, formats: set[str], suits: set[str]) -> None:
         if is_given and (others := sorted(formats - suits)):
             raise UsageError(
-                f"{option} cannot be used with the format {others[0]}; --format sets another one"
+                f"{option} cannot be used with the format {others[0]}; use --format to choose another"
             )
 
     def format_of(self, source: Source) -> str:

@@ -12,7 +12,7 @@ from aioproducer.cli.screen import Screen
 from aioproducer.cli.settings import Given, new_producer
 
 LIBRARIES = ("typer", "rich", "pyarrow", "cryptography", "httpx", "gssapi", "pyspark")
-"""The packages of the extras; describe() reports those of every installation."""
+"""Packages of the extras whose versions describe() does not report."""
 
 
 def info(
@@ -21,7 +21,7 @@ def info(
     settings: options.Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show versions for a bug report, and the settings with their origins. Secrets are hidden; names are not."""
+    """Show versions and settings for a bug report. Secrets are hidden, but the names of hosts and users are not."""
     screen = Screen(as_json=as_json)
 
     def command() -> ExitCode:

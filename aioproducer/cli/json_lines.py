@@ -18,14 +18,14 @@ def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[R
     the line itself.
 
     Raises:
-        InputProblem: a line is not valid JSON, or lacks a column that is named. The rows before it have been yielded.
+        InputProblem: a line is not valid JSON, or lacks a named column. The rows before it have been yielded.
     """
 
     def record(line: bytes, value: Any) -> Record:
         if not columns.named:
             return Record(line.strip())
         if not isinstance(value, dict):
-            raise ValueError("the columns that are named need a JSON object")
+            raise ValueError("not a JSON object, although columns are named")
         columns.check(value)
         return columns.record(value)
 
@@ -41,7 +41,7 @@ def read_records(source: Source, before: int) -> Iterator[Rows]:
 
     def record(_: bytes, row: Any) -> Record:
         if not isinstance(row, dict) or "value" not in row:
-            raise ValueError('not an object with "value", as --failed writes them')
+            raise ValueError('not an object with the field "value", as --failed writes it')
         headers = row.get("headers")
         return Record(
             _decoded(row["value"]),
@@ -87,7 +87,7 @@ def _decoded(value: Any) -> bytes | None:
             return base64.b64decode(text, validate=True)
         except binascii.Error as error:
             raise ValueError(f"malformed base64: {error}") from error
-    raise ValueError('keys and values are text, null or {"base64": "..."}')
+    raise ValueError('keys and values must be text, null or {"base64": "..."}')
 
 
 def _read(source: Source, before: int, record_of: Callable[[bytes, Any], Record]) -> Iterator[Rows]:

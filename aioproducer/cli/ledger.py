@@ -11,7 +11,7 @@ from aioproducer.cli.rows import Rows
 class Ledger:
     """The results of a run so far. Rows are entered in the order of the input, with the results of all their records.
 
-    A record counts as delivered if a broker has acknowledged it and, in a transaction, also the commit.
+    A record counts as delivered once a broker has acknowledged it and, in a transaction, the commit has succeeded.
     """
 
     def __init__(self, skip: int = 0) -> None:
@@ -21,7 +21,7 @@ class Ledger:
         self.unknown = 0
         """Records that may be in the log."""
         self.saved = 0
-        """Records of `failed` and `unknown` that are in the file of failed records."""
+        """Failed and unknown records that are in the file of failed records."""
         self.through = skip
         """The last row up to which every record is delivered or in the file of failed records."""
         self.delivered_later = 0

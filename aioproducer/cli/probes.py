@@ -19,7 +19,7 @@ from aioproducer.security.tls import certificate_name, handshake_error
 from aioproducer.types import Node
 
 CLOSE_TO_EXPIRY = 30
-"""The number of days before its expiry from which a certificate needs attention."""
+"""A certificate needs attention if it expires in fewer days than this."""
 DAY = 86400.0
 
 
@@ -33,7 +33,7 @@ class Prober:
         self._timeout = config.socket_connection_setup_timeout
 
     async def connect(self, node: Node, *, advice: str = "") -> Connection | None:
-        """Probe the address of a node step by step. Return the connection, or None after a step that failed.
+        """Probe the address of a node step by step. Return the connection, or None if a step failed.
 
         Args:
             node: a bootstrap address, or a broker with the address that it advertises.
@@ -145,7 +145,7 @@ class Prober:
 
 
 def described(certificate: Any) -> str:
-    """Return the names, the issuer and the expiry of a certificate in the format of `getpeercert()`."""
+    """Describe a certificate (a dict that `getpeercert()` returned): its names, its issuer and its expiry."""
     names = [name for _, name in certificate.get("subjectAltName", ())]
     issuer = [value for part in certificate.get("issuer", ()) for _, value in part]
     return f"for {', '.join(names) or 'no name'} by {', '.join(issuer)}, until {certificate['notAfter']}"

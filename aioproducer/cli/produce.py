@@ -49,7 +49,7 @@ def produce(
             "--format",
             "-f",
             help="Format of the input. Default: by the file name extension, otherwise lines. "
-            "records: what --failed has written.",
+            "records: the format that --failed writes.",
             show_default=False,
             rich_help_panel=IN_INPUT,
         ),

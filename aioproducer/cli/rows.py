@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class InputProblem(Exception):
-    """The input cannot be read beyond a certain row. The text names the file and the row."""
+    """The input cannot be read beyond a certain row. The feed adds the name of the file to the text."""
 
 
 class Record(NamedTuple):
@@ -28,7 +28,7 @@ class Rows:
     numbers: Sequence[int]
     """The input row number of each record, ascending. Rows are counted from 1 across all files."""
     last: int
-    """The number of the last input row that was read, which may have no record (a blank line)."""
+    """The number of the last input row that was read, even if it has no record because it is a blank line."""
     values: Any
     keys: Any = None
     headers: Any = None
@@ -41,7 +41,7 @@ class Rows:
         return len(self.numbers)
 
     def part(self, start: int, stop: int) -> Rows:
-        """Return the records from index `start` up to `stop`."""
+        """Return the records from index `start` up to, but not including, `stop`."""
         stop = min(stop, len(self))
         if start == 0 and stop == len(self):
             return self

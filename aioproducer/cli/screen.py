@@ -17,7 +17,7 @@ from rich.text import Text
 
 
 class _Console(Console):
-    """A console that silently discards its output after its stream was closed."""
+    """A console that silently discards its output once its stream is closed."""
 
     def on_broken_pipe(self) -> None:
         """Discard all further output. Otherwise the interpreter would report an error when it exits."""
@@ -41,7 +41,7 @@ class Screen:
         self.tick, self.cross, self.arrow = ("✓", "✗", "→") if is_unicode else ("ok:", "FAILED:", "->")
 
     def result(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
-        """Write one line of the human-readable result, made of texts and (text, style) pairs. Skip it with --json."""
+        """Write one line of the human-readable result, except with --json. Parts are texts or (text, style) pairs."""
         if self.as_json:
             return
         if indent and self.out.is_terminal:
@@ -103,7 +103,7 @@ class Screen:
 
 
 class _ToScreen(logging.Handler):
-    """Shows log records between the other messages, above the progress bar."""
+    """Shows log records among the other messages, above the progress bar."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from aioproducer.cli.rows import InputProblem
 
 READ_SIZE = 1024 * 1024
 LONGEST_LINE = 256 * 1024 * 1024
-"""The maximum length of a line in bytes. A longer line is probably not text, or has other line ends."""
+"""The maximum length of a line in bytes. A file with a longer line is probably not text, or has other line ends."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Source:
     """The beginning of a line whose end has not been read yet."""
 
     def read(self) -> bytes:
-        """Return the next bytes, or b"" at the end of the file. Block until there are some.
+        """Wait for the next bytes and return them; return b"" at the end of the file.
 
         Raises:
             OSError: the file cannot be read any further.
@@ -43,7 +43,7 @@ class Source:
         """Yield lists of lines without their line ends; each list has the lines that one read completed.
 
         Raises:
-            OSError: the file cannot be read any further. The lines before have been yielded.
+            OSError: the file cannot be read any further. The lines before the error have been yielded.
             InputProblem: a line is longer than LONGEST_LINE.
         """
         while data := self.read():

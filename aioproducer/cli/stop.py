@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Stop:
-    """The signals of one command. Use it within `handled()`."""
+    """The signals that one command receives. They are handled only within `handled()`."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -15,7 +15,8 @@ ROWS_AT_ONCE = 10_000
 MAGIC = b"ARROW1"
 """The first bytes of an Arrow file; a stream does not begin with them."""
 OWN_COLUMNS = {"key", "value", "headers", "timestamp", "partition"}
-"""The column names that match send_many. A table that has only such columns is sent as it is."""
+"""The column names that match send_many. A table whose columns are all among these, and include value, is sent as it
+is unless an option names a column."""
 
 
 def check_pyarrow() -> None:

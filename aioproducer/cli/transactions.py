@@ -37,7 +37,7 @@ class TransactionalDelivery(Delivery):
         self._count = 0
         """The number of records in the open transaction."""
         self._ends_at = 0.0
-        """Loop time at which the open transaction is committed."""
+        """The loop time at which the open transaction is committed."""
         self._work = asyncio.create_task(self._send_all(), name="aioproducer transactions")
         try:
             await self._work
@@ -52,7 +52,7 @@ class TransactionalDelivery(Delivery):
             )
 
     def give_up(self) -> None:
-        """Leave the open transaction uncommitted, so that `run()` ends."""
+        """End `run()` early; it fails the records of the open transaction."""
         if self._work is not None:
             self._work.cancel()
         self._closing.at_once(PARTING)
@@ -73,7 +73,7 @@ class TransactionalDelivery(Delivery):
         await self._commit()
 
     async def _add(self, rows: Rows) -> bool:
-        """Add rows to the transaction, and commit it whenever it is full. Return False to end the run."""
+        """Add rows to the transaction, and commit it whenever it is full. Return False if the run must end."""
         while len(rows) and not self.feed.is_stopped:
             room = MOST_RECORDS - self._count
             if not await self._send_within(rows.part(0, room)):
@@ -97,7 +97,7 @@ class TransactionalDelivery(Delivery):
             receipt = await self.target.send(self.producer, rows)
         except KafkaError as error:
             if error.requires_abort:
-                self._parts.append((rows, None))  # a record of this transaction was or will be rejected
+                self._parts.append((rows, None))  # the abort of the transaction fails these rows too
             else:
                 self.stop_for(error)
             await self._abort(error)
@@ -182,7 +182,7 @@ def _aborted(text: str) -> TransactionAbortedError:
 
 
 def _final(error: BaseException) -> BaseException:
-    """Return the error of a record whose transaction was not committed. read_committed consumers do not see it."""
+    """Return the final error of a record: its outcome is NOT_PERSISTED, unless the outcome of the commit is unknown."""
     if (
         isinstance(error, CommitOutcomeUnknownError)
         or getattr(error, "outcome", None) is Outcome.NOT_PERSISTED

@@ -63,7 +63,7 @@ class Producer(AsyncProducer):
 
     A record's value, key and header values may be str, which is encoded as UTF-8; a serializer receives the str
     itself. Headers may be a dict. partition=-1 leaves the choice to the partitioner. The default partitioner is
-    librdkafka's, "consistent_random", which keeps keys in their partitions.
+    librdkafka's, "consistent_random", so each key stays in the partition that confluent-kafka chose.
 
     Raises:
         ConfigError: as in `aioproducer.Producer.from_config`.
@@ -146,7 +146,7 @@ class Producer(AsyncProducer):
     async def send_offsets_to_transaction(
         self, offsets: Offsets, group_id: ConsumerGroupMetadata | str | bytes
     ) -> None:
-        """Commit a consumer's position as a part of the transaction.
+        """Commit a consumer's position as part of the transaction.
 
         Args:
             offsets: a list of confluent_kafka.TopicPartition, such as `consumer.position(consumer.assignment())`, or a

@@ -1,6 +1,7 @@
 """An executor whose threads do not keep the interpreter running: a running job ends by itself or with the process.
 
-concurrent.futures joins its threads when the interpreter exits, and a codec cannot be interrupted."""
+concurrent.futures joins its threads when the interpreter exits, so a codec, which cannot be interrupted, would delay
+the exit."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ class DaemonThreads(Executor):
                 job[0].cancel()
 
     def ended(self, seconds: float) -> bool:
-        """After shutdown(), wait up to `seconds` for the threads to end. Return whether they have ended."""
+        """Wait up to `seconds` for the threads to end after shutdown(). Return whether they have ended."""
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))

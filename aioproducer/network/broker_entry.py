@@ -117,13 +117,13 @@ class BrokerEntry:
         return described
 
     def connected(self, connection: Connection, now: float) -> None:
-        """Start to use a connection that has been established."""
+        """Start using a connection that has been established."""
         self.connection = connection
         self.ready_since = now
         self.failed_setups = 0
         known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
         if known is not None and known.max >= FIRST_ASKED[0]:
-            # The broker supports the newest version, so an intermediary closed those connections.
+            # The broker supports the newest version, so an intermediary closed the earlier connections.
             self.hang_ups = 0
         self.failing_since = None
         self.last_error = None

@@ -64,7 +64,7 @@ class Brokers:
         self._login = Login(core.config, random=core.random)
         self._entries: dict[int, BrokerEntry] = {}
         self._former: dict[int, BrokerEntry] = {}
-        """The nodes that the last replacement removed."""
+        """The entries that the last change of the nodes removed."""
         self._departing: list[Connection] = []
         """Connections that are no longer handed out, and whose sockets are not closed yet."""
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -153,7 +153,7 @@ class Brokers:
             return entry.connection if entry.connection.can_send else None
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
-            # The sender has records for a broker that may be gone; its partitions may have new leaders now or
+            # The sender has records for a broker that may be gone; the partitions may have new leaders now or
             # soon. There is no wake-up, or the sender would loop: each new snapshot makes it call `ready`
             # again.
             self.update_wanted = True
@@ -167,7 +167,7 @@ class Brokers:
     def retry_at(self, node_id: int, since: float) -> float | None:
         """Return the loop time at which to call `ready` again; None if the wake-up event announces the change instead.
 
-        A time is returned during back-off, while the broker throttles, and while a connection attempt takes long.
+        A time is returned during back-off, while the broker throttles, and when an attempt to connect has just begun.
 
         `since` must be a loop time from before the call of `ready`. With a later time, a throttle that ended in
         between would be missed, and no event would follow.
@@ -194,7 +194,7 @@ class Brokers:
         )
 
     def gauges(self, now: float, node_id: int) -> dict[str, Any] | None:
-        """Return the state of a broker for metrics(); None for a bootstrap address that is no longer used."""
+        """Return the state of a broker for metrics(): {} if it is not known, None for an unused bootstrap address."""
         entry = self._entries.get(node_id)
         if entry is None:
             return {} if node_id >= 0 else None
@@ -218,7 +218,7 @@ class Brokers:
         version_ceiling: int | None = None,
         expects_response: bool = True,
     ) -> asyncio.Future[Any]:
-        """Write a request to a broker; see `RequestStream.request`. Without a connection the future fails immediately.
+        """Write a request to a broker; see `RequestStream.request`. Without a connection, the future fails immediately.
 
         The in-flight limit and throttling do not delay the request: check `ready` first.
         """
@@ -297,7 +297,7 @@ class Brokers:
             if node_id is not None and self._entries[node_id].is_ready:
                 return await self._first_answer(message, deadline, version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
-                raise refusal  # other brokers would reply the same, and more attempts could lock the account
+                raise refusal  # other brokers would give the same answer, and more attempts could lock the account
             self._connect_any(now)
             if all(
                 entry.connection is None and entry.task is None and entry.losses > losses.get(node_id, 0)
@@ -409,7 +409,7 @@ class Brokers:
         return self._newest_features.features.get(name, 0)
 
     def forget_features(self) -> None:
-        """Keep only the reports of open connections. In a new cluster, the epochs of the features start again."""
+        """Keep only the reports of open connections: the features epochs of two clusters cannot be compared."""
         self._newest_features = BrokerVersions({})
         for entry in self._entries.values():
             if entry.connection is not None:
@@ -427,13 +427,13 @@ class Brokers:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if every broker failed with an error that is not retriable, such as not being a Kafka broker."""
+        """True if every broker failed with an error that is not retriable, e.g. because none is a Kafka broker."""
         errors = [entry.last_error for entry in self._entries.values()]
         return all(error is not None and not error.retriable for error in errors)
 
     @property
     def is_unreachable(self) -> bool:
-        """True if all attempts to connect to any broker have failed for at least `reconnect_backoff_max`."""
+        """True if every attempt to connect to every broker has failed for at least `reconnect_backoff_max`."""
         before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
         return all(entry.has_failed_since(before) for entry in self._entries.values())
 
@@ -463,7 +463,7 @@ class Brokers:
                 return
 
     def _next_look(self, now: float) -> float:
-        """Return the next loop time at which `request_any` must check again without an event."""
+        """Return the next loop time at which `ask_any` must check again, even if no event occurs."""
         times = [now + TRY_ANOTHER_AFTER]
         for entry in self._entries.values():
             if entry.is_connecting:

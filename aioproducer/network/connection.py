@@ -44,7 +44,7 @@ class Attempt:
     address: tuple[str, int] | None = None
     """The address to connect to; None for the node's own address."""
     passed_over: int = 0
-    """The number of addresses, from the first one of the host name, that are tried after all others."""
+    """The number of the host name's first addresses that are tried after all others."""
     first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     """The version of the first ApiVersions request."""
     setup_timeout: float | None = None
@@ -92,7 +92,7 @@ class Connection(RequestStream):
         self._login = login or Login(config)
         self._setup_timeout = attempt.setup_timeout or config.socket_connection_setup_timeout
         self._answer_timeout = min(self._setup_timeout, config.request_timeout)
-        """The time limit of each response during the handshake in seconds, TLS included."""
+        """The time limit in seconds of each response during the handshake, and of the whole TLS handshake."""
         self._authentication = Authentication(
             self._login, self, host=node.host, timeout=self._setup_timeout, renew_at=attempt.renew_at
         )
@@ -161,7 +161,7 @@ class Connection(RequestStream):
         self.on_change(self)
 
     async def _give_up(self, error: BaseException) -> None:
-        """Close everything after a failed attempt. Raises a more specific error if there is one."""
+        """Close everything after a failed attempt, and raise a more specific error than `error` if there is one."""
         self._metrics.connect_failures += 1
         self._shut(error if isinstance(error, KafkaError) else BrokerConnectionError(f"{self}: aborted"))
         if self._wire is not None:
@@ -205,7 +205,7 @@ class Connection(RequestStream):
     def _is_advertised_in_vain(self, error: BrokerConnectionError) -> bool:
         """Return whether the broker advertises an address that is useless to this machine.
 
-        That is an unknown name, or a loopback address if the bootstrap servers are on other machines.
+        Such an address is an unknown name, or a loopback address while the bootstrap servers are on other machines.
         """
         servers = self._config.bootstrap_servers
         is_mapped = self._address != (self.node.host, self.node.port)  # by address_filter
@@ -231,7 +231,8 @@ class Connection(RequestStream):
     async def _look_for_tls(self, error: BrokerConnectionError) -> None:
         """Raise NotKafkaError if the port that closed the connection requires TLS.
 
-        Old brokers also close the connection when they receive an unknown version of ApiVersions.
+        The port is tested only after an ApiVersions request of version 0, because old brokers also close the connection
+        when they receive a version that they do not know.
         """
         if self._login.uses_tls or self._attempt.first_asked > 0:
             return
@@ -277,7 +278,7 @@ class Connection(RequestStream):
             self._shut(BrokerConnectionError(f"{self}: re-authentication failed; the connection was closed"))
 
     async def _reauthenticate(self, mechanism: Mechanism) -> None:
-        """Re-authenticate. Until then, no other request is written, because brokers would reject it (KIP-368).
+        """Re-authenticate. Meanwhile, no other request is written, because brokers would reject it (KIP-368).
 
         Responses to earlier requests arrive first, in order.
         """
@@ -314,7 +315,7 @@ class Connection(RequestStream):
 
     @property
     def progress(self) -> str:
-        """The step that an attempt to connect is waiting for, and for how long."""
+        """The step that an attempt to connect is waiting for, and how long it has been waiting."""
         opened = self._opened_at
         seconds = f"{self._loop.time() - opened:.3g} s" if opened < math.inf else ""
         if self.state is ConnectionState.CONNECTING:

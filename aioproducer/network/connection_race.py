@@ -48,8 +48,8 @@ class _Attempt:
 async def first_to_answer(first: Connection, make: Make, pause: float) -> Connection:
     """Return the connection that receives an ApiVersions response first; the caller authenticates it. Close the others.
 
-    The first connection may use its whole set-up time; if it fails, the attempt fails with its error. The second one
-    is opened after HEAD_START and replaced by a new one every `pause` seconds, so there are never more than two.
+    The first connection may use its whole set-up time. If it fails, the race ends with its error. The second one is
+    opened after HEAD_START and replaced by a new one every `pause` seconds, so there are never more than two.
 
     If the call is cancelled, nothing stays open.
 

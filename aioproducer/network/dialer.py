@@ -200,7 +200,8 @@ async def answers_tls(
     address_filter: ResolvedAddressFilter | None,
     passed_over: int,
 ) -> bool:
-    """Return whether the port answers a TLS ClientHello. Not every TLS port answers plain text with an alert.
+    """Return whether the port answers a TLS ClientHello. This test is needed because some TLS ports answer plain text
+    without an alert.
 
     The ClientHello contains no host name and no secret. The connection is closed after the first bytes of the answer.
     """

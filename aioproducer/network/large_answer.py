@@ -1,6 +1,7 @@
 """A large response, which is decoded in slices so that the event loop can run other tasks in between.
 
-Connection creates it and continues with the next frame; the task that waits for the response decodes it."""
+RequestStream creates a LargeAnswer and continues with the next frame. The task that waits for the response decodes it
+later."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 from aioproducer.errors import KafkaError, ProtocolError
 
 LARGE = 256 * 1024
-"""Bytes. Decoding a smaller frame takes a few milliseconds at most, whatever it contains."""
+"""Bytes. Decoding a frame up to this size takes a few milliseconds at most, whatever it contains."""
 
 
 class LargeAnswer:
-    """A frame that is not decoded yet."""
+    """A response whose frame has not been decoded yet."""
 
     __slots__ = ("_refuse", "_steps")
 

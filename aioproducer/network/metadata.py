@@ -33,12 +33,12 @@ from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
 from aioproducer.protocol.outcomes import TOPIC_ERRORS, Action, decide
 
 STEPS_AT_ONCE = 250
-"""The number of partitions that are merged before other tasks can run; they take one or two milliseconds."""
+"""The number of partitions that are merged before other tasks can run. Merging them takes one or two milliseconds."""
 
 START_PERIOD = 10.0
 """Seconds between two log lines while start() waits for a broker."""
 SHORTEST_PAUSE = 0.005
-"""The minimum number of seconds between two requests, even if the back-off is 0: a request may fail at once."""
+"""The minimum number of seconds between two requests, even if the back-off is 0: a request may fail immediately."""
 
 
 class Metadata:
@@ -119,7 +119,7 @@ class Metadata:
         leader_epoch: int,
         node_endpoints: Iterable[Endpoint],
     ) -> bool:
-        """Apply the leader that a Produce response named (KIP-951). Return True if that was news."""
+        """Apply the leader that a Produce response named (KIP-951). Return whether this changed the snapshot."""
         return self._learn(
             lambda cluster: cluster.with_leader_hint(
                 topic, partition, leader_id, leader_epoch, node_endpoints
@@ -127,7 +127,7 @@ class Metadata:
         )
 
     def _learn(self, change: Callable[[Cluster], Cluster]) -> bool:
-        """Change the snapshot, and also the next one if a merge is in progress. Return True if that was news."""
+        """Change the snapshot, and also the next one if a merge is in progress. Return whether it changed."""
         if self._learned is not None:
             self._learned.append(change)
         cluster = change(self.cluster)
@@ -313,7 +313,7 @@ class Metadata:
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self.version or deadline - now < 1:
-            return  # start() succeeds, or raises an error with the same reasons
+            return  # start() is about to succeed, or to raise an error with the same reasons
         end = f"giving up in {deadline - now:.0f} s (max_block_ms)" if deadline < math.inf else "still trying"
         self._log.warning("no broker has answered for %.0f s, %s: %s", now - began, end, self._reasons())
         self._start_timer = loop.call_later(START_PERIOD, self._still_waits, began, deadline)
@@ -403,7 +403,7 @@ class Metadata:
         patience = self._config.request_timeout
         if self._failing_since is not None and self._may_rebootstrap():
             left = self._failing_since + self._config.metadata_recovery_rebootstrap_trigger - now
-            # Wait at least one second, since the broker may be merely slow.
+            # Wait at least one second, since the broker may merely be slow.
             patience = min(patience, max(left, 1.0))
         return patience
 

@@ -35,7 +35,7 @@ from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
 
 HIGH_WATER = 1024 * 1024
-"""If a broker has this many unsent bytes, no more batches are drained for it until all of them have been sent."""
+"""If this many bytes to a broker are unsent, no more batches are drained for it until all of them have been sent."""
 
 NEARBY_LATENCY = 0.001
 """Seconds. A broker with a lower smoothed latency is nearby: waiting until half of the in-flight limit is free
@@ -205,8 +205,9 @@ class RequestStream:
             timeout: seconds until the response must be complete; after that, the connection is closed.
             version_ceiling: the highest version in which the message may be encoded.
             expects_response: False for acks=0; the result is then None, set when the bytes have left the transport.
-            answered: also called with the response, in the turn of the loop in which it arrives (a callback of the
-                future would run one turn later). Never called before `request` has returned.
+            answered: also called with the response, or with None and the error; never before `request` has returned. It
+                gets a response in the turn of the loop in which that arrives; a callback of the future would run one
+                turn later.
             in_slices: the result may be a LargeAnswer, which is decoded in slices.
 
         Raises:
@@ -291,7 +292,7 @@ class RequestStream:
         self._close_if_drained()
 
     def _has_left(self, entry: _InFlight) -> None:
-        """Complete a request that gets no response, since its bytes have been passed to the kernel."""
+        """Complete a request that gets no response, now that its bytes have been passed to the kernel."""
         if not entry.future.done():
             entry.future.set_result(None)
         if entry.answered is not None:
@@ -514,7 +515,7 @@ class RequestStream:
             self._timer = None
         if self._session_task is not None and self._session_task is not asyncio.current_task():
             self._session_task.cancel()
-        # Read `left` before the transport discards its buffer: a request that is entirely in it was never sent.
+        # Read `left` before the transport discards its buffer: a request that is wholly in that buffer was never sent.
         left = 0
         if self._wire is not None:
             left = self._wire.left

@@ -40,7 +40,7 @@ class Wire(asyncio.StreamReaderProtocol):
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self.is_closing: Callable[[], bool]
-        """Returns True if the transport has lost its socket. The transport then drops writes (that of uvloop raises an
+        """Returns True if the transport has lost its socket. The transport then drops writes (uvloop's raises an
         error), and the reader is notified later."""
         self._takes_segments = _takes_segments(loop)
         self.is_corked = False
@@ -73,7 +73,7 @@ class Wire(asyncio.StreamReaderProtocol):
         self.writer = asyncio.StreamWriter(self._out, self, self.reader, self._event_loop)
 
     def listen(self, on_data: Callable[[bytes], None]) -> None:
-        """Pass received bytes to `on_data` from now on, in the same turn of the loop; the reader gets only the end."""
+        """Pass received bytes to `on_data` from now on, in the turn in which they arrive. The reader only gets EOF."""
         self._pass_to(on_data)
         early = self.reader._buffer  # type: ignore[attr-defined]  # every asyncio.StreamReader has it
         if early:
@@ -83,7 +83,7 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def _pass_to(self, on_data: Callable[[bytes], None]) -> None:
         """Let the transport call `on_data` directly."""
-        self.data_received = on_data  # type: ignore[method-assign, assignment]  # a parameter may have another name
+        self.data_received = on_data  # type: ignore[method-assign, assignment]  # the parameter's name may differ
         self._out.set_protocol(self)  # uvloop looks the method up only here
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -100,7 +100,7 @@ class Wire(asyncio.StreamReaderProtocol):
 
     @property
     def left(self) -> int:
-        """The number of written bytes that may have been passed to the kernel. Later requests were not sent."""
+        """The number of written bytes that may have been passed to the kernel. Any bytes after them were not sent."""
         return self.written - self.unsent
 
     def write(self, segments: list[bytes | memoryview]) -> int:
@@ -160,8 +160,8 @@ class Wire(asyncio.StreamReaderProtocol):
     def _left_by_the_kernel(self, segments: list[bytes | memoryview]) -> list[bytes | memoryview]:
         """Write as much as the kernel accepts in one system call, if the transport is empty; return the rest.
 
-        After an error, all segments are returned, and the transport closes the connection. The transport gets a
-        different error, since the kernel reports each error only once.
+        After an error, all segments are returned, and writing them makes the transport close the connection. The kernel
+        reports each error only once, so the transport gets a different one; `_first_error` keeps the first.
         """
         socket = self._out.get_extra_info("socket")
         if socket is None or self._out.get_write_buffer_size() or not hasattr(os, "writev"):
@@ -202,7 +202,7 @@ class TlsWire(Wire):
         self._encrypted = 0
         """The number of encrypted bytes passed to the transport."""
         self._marks: deque[tuple[int, int]] = deque()
-        """The start of each write that the transport may still buffer: (encrypted offset, offset in written bytes)."""
+        """The start of each write that may still be buffered, as (offset in encrypted bytes, in written bytes)."""
 
     @property
     def security(self) -> str:

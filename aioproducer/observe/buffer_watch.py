@@ -10,7 +10,7 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 LONG = 1.0
-"""The seconds for which a caller must have waited before the first line is logged."""
+"""The first line is logged when a caller has waited for this many seconds."""
 PERIOD = 10.0
 """Seconds between two log lines."""
 
@@ -21,7 +21,8 @@ class Memory(Protocol):
 
 
 class BufferWatch:
-    """A timer that runs while callers wait. While callers wait constantly, it is restarted only once a second."""
+    """A timer that runs while callers wait. It is not set for each caller: while callers wait constantly, it
+    fires about once a second."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog, memory: Memory) -> None:
         self._loop = loop
@@ -36,7 +37,7 @@ class BufferWatch:
         self._logged_at = -PERIOD
 
     def began(self, waiter: object) -> None:
-        """Note that a caller waits."""
+        """Note that a caller has begun to wait."""
         self._began[waiter] = self._loop.time()
         if self._timer is None and not self._is_closed:
             self._timer = self._loop.call_later(LONG, self._look)

@@ -1,4 +1,4 @@
-"""The log of one producer, whose lines begin with its client id, and the last warnings in it."""
+"""The log of one producer, which puts its client id before each line and keeps the last warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_WARNINGS = 50
 
 
 class RecentWarnings:
-    """The last lines at WARNING and above, for describe(), whatever the program's logging does with them."""
+    """The last lines at WARNING and above, for describe(), even if the program's logging discards them."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[datetime, int, str]] = deque(maxlen=MOST_WARNINGS)

@@ -36,11 +36,11 @@ class Description:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The producer id and epoch, and the state of the transactions."""
     buffer: Mapping[str, int] = field(default_factory=dict)
-    """Bytes, records, and calls of `send` that wait for room."""
+    """Total and available bytes, calls of `send` that wait for room, records, and requests in flight."""
     oldest_batches: tuple[Mapping[str, Any], ...] = ()
     """The ten batches that have waited longest for their result."""
     counters: Mapping[str, Any] = field(default_factory=dict)
-    """Records by their outcome, requests, retries and errors, since the start."""
+    """Counts of records by outcome, and of requests, retries and errors, since the start."""
     warnings: tuple[Mapping[str, str], ...] = ()
     """The last 50 log lines at WARNING and above, with their time and level, oldest first."""
 

@@ -1,4 +1,4 @@
-"""The metrics that exporters show: their names, texts and labels, and where to find each in a snapshot."""
+"""The metrics that exporters show: their names, texts and labels, and how each is read from a snapshot."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ FAMILIES = (
     _gauge("node_in_flight", "Requests that are not answered yet.", ("node",), _by_node("in_flight")),
     _gauge(
         "node_throttled_seconds",
-        "Seconds for which the broker accepts no requests now.",
+        "Seconds until the broker accepts requests again; 0 if it accepts them now.",
         ("node",),
         _by_node("throttled_for"),
         merge=max,

@@ -58,7 +58,7 @@ class ConnectEvent(NamedTuple):
     node: Node
     seconds: float
     error: BaseException | None
-    """The reason why it failed; None if the connection is ready."""
+    """The reason why the attempt failed; None if the connection is ready."""
 
 
 class DisconnectEvent(NamedTuple):
@@ -108,9 +108,9 @@ class BatchEvent(NamedTuple):
     seconds: float
     """The time from the opening of the batch to its result."""
     base_offset: int | None
-    """None if the batch failed, with acks=0, and if the broker did not return the offset (a repeated request)."""
+    """None if the batch failed, if acks=0, or if the broker did not return the offset (for a batch it already had)."""
     outcome: Outcome | None
-    """Whether the failed records may be in the log; None if they were acknowledged."""
+    """Whether the records of a failed batch may be in the log; None if the batch did not fail."""
     error: BaseException | None
 
 

@@ -42,7 +42,7 @@ def points(
     seconds: float,
     is_delta: bool,
 ) -> Iterator[Point]:
-    """Return the metrics that the broker wants, by name.
+    """Yield the metrics that the broker wants, grouped by name.
 
     Args:
         now: the current metrics.
@@ -142,14 +142,14 @@ def _times(name: str, values: Distribution, attributes: Mapping[str, str] = NOTH
 
 
 def _throttle(since: MetricsSnapshot) -> Iterator[Point]:
-    """Yield the throttle times. As in Java, requests with records that were not throttled count as 0."""
+    """Yield the throttle times. As in Java, Produce requests that were not throttled count as 0."""
     throttled = _merged(node.throttles for node in since.nodes)
     yield _gauge("produce.throttle.time.avg", throttled.sum * 1000 / max(since.produce_requests, 1))
     yield _gauge("produce.throttle.time.max", throttled.max * 1000)
 
 
 def _merged(distributions: Iterable[Distribution]) -> Distribution:
-    """Return count, sum and maximum of all values; the buckets are not needed here."""
+    """Return the count, sum and maximum of all values, without buckets."""
     found = list(distributions)
     return Distribution(
         sum(one.count for one in found),
@@ -164,7 +164,7 @@ def _of_each(
     since: tuple[NodeSnapshot, ...] | tuple[TopicSnapshot, ...],
     interval: _Interval,
 ) -> Iterator[Point]:
-    """Return the points of all topics or nodes, grouped by name."""
+    """Yield the points of all topics or nodes, grouped by name."""
     found = [
         point for one, change in zip(now, since, strict=True) for point in points_of(one, change, interval)
     ]

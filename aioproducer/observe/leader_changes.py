@@ -1,4 +1,4 @@
-"""Logs about partitions whose leader has changed, or that have no leader while records wait."""
+"""Log lines about partitions whose leader has changed, or that have no leader while records wait."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Measured(Protocol):
 class _Entry(NamedTuple):
     producer: weakref.ref[Measured]
     past: Callable[[], MetricsSnapshot]
-    """Returns the counters of the producer after it no longer exists."""
+    """Returns the counters of the producer, even when it no longer exists."""
 
 
 class Producers:
@@ -80,7 +80,7 @@ class Producers:
                 self._lock.release()
 
     def _move_collected(self) -> None:
-        """Add the counters of producers that no longer exist to those of their client ids. The caller has the lock."""
+        """Add the counters of producers that no longer exist to those of their client ids. The lock must be held."""
         while self._collected_ones:
             ended = self._entries.pop(self._collected_ones.popleft()).past()
             before = self._past.pop(ended.client_id, None)

@@ -1,4 +1,4 @@
-"""Notices that other code blocked the event loop while records were due."""
+"""Detects that other code blocked the event loop while records waited for their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from aioproducer.observe.client_log import ClientLog
 
 BLOCKED = 1.0
-"""The seconds for which the loop must have been blocked before a line is logged."""
+"""A line is logged if the loop was blocked for at least this many seconds."""
 BEAT = 0.2
 """Seconds between two checks of the clock."""
 PERIOD = 60.0
@@ -45,7 +45,7 @@ class LoopWatch:
         if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
             self._logged_at = now
             self._log.warning(
-                "the event loop was blocked for %.1f s while records were due: no request was written and no "
+                "the event loop was blocked for %.1f s while records were waiting: no request was written and no "
                 "response was read. Move code that blocks or computes for long to a thread (asyncio.to_thread)",
                 blocked,
             )

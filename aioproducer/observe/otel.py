@@ -36,9 +36,9 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5
 """The bucket bounds of messaging.client.operation.duration: those of the conventions, and longer ones."""
 QUANTILES = (0.5, 0.99)
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
-"""Exceptions that are raised again. All others of a sampler, a propagator or a processor are caught, so that they do
-not affect the records. This includes CancelledError: one that a call without an await raises does not cancel our task.
-"""
+"""Exceptions that are re-raised. All other exceptions from a sampler, a propagator or a processor are caught, so that
+they do not affect the records. This includes CancelledError: as these calls do not await, it does not mean that our
+task was cancelled."""
 MOST_TOPICS = 1_000
 """The maximum number of topics whose span attributes are kept."""
 _OPERATION = {
@@ -67,7 +67,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
             metrics.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
             False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
-            With opentelemetry-api before 1.30, which does not take buckets from an instrument, set them with a View.
+            opentelemetry-api before 1.30 does not accept buckets for an instrument; there, set them with a View.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
             personal data.
     """
@@ -117,8 +117,8 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
-        """The name and the attributes of the spans of each topic. Without this cache, a call that is not recorded would
-        create objects."""
+        """The name and the attributes of the spans of each topic. Without this cache, even a call that is not recorded
+        would create them."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
         span = None
@@ -177,7 +177,7 @@ def _text(key: Any) -> str:
 
 
 class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
-    """Sets headers after removing old ones: a consumed record that is sent on has those of its own producer."""
+    """Sets headers, and removes old ones: a consumed record that is forwarded still has those of its first producer."""
 
     def set(self, carrier: list[tuple[str, bytes | None]], key: str, value: str) -> None:
         if carrier:
@@ -194,7 +194,7 @@ _SETTER = _HeaderSetter()
 
 
 def _with_context(headers: Any, span: Span) -> Any:
-    """Return the user's headers and those that carry the span. Leave invalid headers for `send` to reject."""
+    """Return the user's headers and those that carry the span's context. Leave invalid headers for `send` to reject."""
     if headers is not None and type(headers) not in (list, tuple):
         return headers
     carrier = [*(headers or ())]
@@ -250,7 +250,7 @@ class _SendSpan:
 
 
 class _Durations:
-    """A hook that records how long batches took, as the conventions define it."""
+    """A hook that records the duration of each batch, as the conventions define it."""
 
     def __init__(self, meter: Meter) -> None:
         create = partial(
@@ -277,7 +277,7 @@ class _Durations:
 
 
 def _observe(meter: Meter) -> None:
-    """Create an instrument for each counter and gauge of the exporters. They are read when metrics are collected."""
+    """Create an instrument for each metric of FAMILIES. The instruments are read when metrics are collected."""
     collection = _Collection()
     meter.create_observable_counter(
         "messaging.client.sent.messages",

@@ -33,9 +33,9 @@ def metrics_data(
     Args:
         points: the values.
         resource: the attributes of the client.
-        start: the wall-clock time at which the counting of sums began.
+        start: the wall-clock time from which the sums are counted.
         now: the wall-clock time of the values.
-        is_delta: whether sums are differences, counted since the last message.
+        is_delta: whether the sums count only what happened since the last message.
     """
     started, taken = round(start * 1e9), round(now * 1e9)
     metrics = bytearray()

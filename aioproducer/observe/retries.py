@@ -1,4 +1,4 @@
-"""Log lines about batches that are sent again: the first of each kind, then counts, and the end."""
+"""Log lines about batches that are sent again: one for the first of each kind, then counts, and one at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aioproducer.observe.client_log import ClientLog
 PERIOD = 10.0
 """Seconds between two log lines about the same topic and error."""
 MOST_AT_ONCE = 20
-"""The maximum number of first lines within one period, because an outage may affect thousands of topics."""
+"""The maximum number of first lines in one period. An outage may affect thousands of topics."""
 
 
 class _Kind:

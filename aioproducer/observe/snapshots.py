@@ -1,4 +1,4 @@
-"""The result of `Producer.metrics()`: frozen numbers, which can be subtracted, converted and kept.
+"""The result of `Producer.metrics()`: immutable snapshots, which can be subtracted, converted to dicts and stored.
 
 A counter starts at 0 and only grows; `later - earlier` gives the counts in between. A gauge is a current value; a
 difference contains the gauges of the later snapshot. Times are in seconds, sizes in bytes."""
@@ -115,7 +115,7 @@ class _Numbers:
         return replace(self, **changes)  # type: ignore[type-var]
 
     def __add__(self: S, other: S) -> S:
-        """Return the counters of both, with the gauges of the first."""
+        """Return the sums of the counters, and the gauges of the first snapshot."""
         sums = {
             entry.name: _sum(getattr(self, entry.name), getattr(other, entry.name))
             for entry in fields(self)  # type: ignore[arg-type]  # each subclass is a dataclass
@@ -179,7 +179,7 @@ class NodeSnapshot(_Numbers):
     is_connected: bool = _gauge(default=False)
     in_flight: int = _gauge(default=0)
     throttled_for: float = _gauge(default=0.0)
-    """Seconds for which the broker accepts no further requests from this producer now."""
+    """Seconds until the broker accepts requests from this producer again; 0 if it accepts them now."""
     last_error: str | None = _gauge(default=None)
     """The reason why there is no connection."""
     bytes_sent: int = 0
@@ -267,7 +267,7 @@ class MetricsSnapshot(_Numbers):
     produce_requests: int = 0
     requests: int = 0
     connects: int = 0
-    """The connections to all brokers, including bootstrap addresses that are no longer used and not in `nodes`."""
+    """The connections to all brokers, including bootstrap addresses that `nodes` no longer lists."""
     disconnects: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -285,7 +285,7 @@ class MetricsSnapshot(_Numbers):
     time_to_ack: Distribution = field(default_factory=Distribution)
     """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
     time_to_result: Distribution = field(default_factory=Distribution)
-    """Like time_to_ack, including the records that failed."""
+    """Seconds from the opening of a batch to its result, failures included, weighted by its records."""
     buffer_wait: Distribution = field(default_factory=Distribution)
     """Seconds that calls of `send` waited for room."""
     metadata_updates: int = 0

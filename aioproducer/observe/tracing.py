@@ -1,7 +1,7 @@
 """The interface for a tracer of records. The tracer for OpenTelemetry is in otel.py.
 
-The record path asks the tracer about each record, in the caller's context. A record without a span takes the same
-path as without a tracer."""
+The record path asks the tracer about each record, in the caller's context. A record without a span is
+handled as if there were no tracer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SendSpan(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End the span because nothing was sent."""
+        """End the span with an error: nothing was sent."""
         ...
 
 

@@ -10,7 +10,7 @@ from aioproducer.types import Node
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The result of `ping()`: the answer of a broker."""
+    """The result of `ping()`: which broker answered, and how quickly."""
 
     node: Node
     """The broker that answered."""

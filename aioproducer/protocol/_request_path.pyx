@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, freethreading_compatible=True
-"""The compiled part of the request path: code that runs once per Produce request and that profiles showed to be hot.
+"""The compiled part of the request path: code that runs once per Produce request and was hot in profiles.
 
 It encodes the frame of a Produce request, decodes a response that reports success for every batch, and contains the
 histograms. The declared messages (protocol/messages_records.py) are the reference for both formats, and decode every
@@ -198,7 +198,7 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
 
     Returns:
         [(number of the batch, base offset, log append time, log start offset)] in the order of the response, and the
-        throttle time in ms. None for any other response, including malformed ones: use the declared decoder then.
+        throttle time in ms. None for any other response, including a malformed one: use the declared decoder.
     """
     cdef bint is_flexible = version >= FLEXIBLE_FROM
     cdef const unsigned char* at = <const unsigned char*>PyBytes_AS_STRING(frame)

@@ -96,7 +96,7 @@ def decode_response(response_type: type[M], version: int, frame: Buffer, expecte
 def decoding_response(
     response_type: type[M], version: int, frame: Buffer, expected_correlation_id: int
 ) -> Generator[None, None, M]:
-    """Decode as `decode_response` does, but in steps. The call itself checks only the correlation id."""
+    """Decode as `decode_response` does, but in steps. The call itself reads only the header."""
     version, pos = _begun(response_type, version, frame, expected_correlation_id)
     return _whole_in_steps(response_type, version, frame, pos)
 
@@ -121,13 +121,13 @@ def decode_api_versions_response(
     """Decode an ApiVersions response, as `decode_response` does with ApiVersionsResponse.
 
     With error code UNSUPPORTED_VERSION, the response has the format of version 0, whatever the version of the request
-    (KIP-511). Its `api_keys`, if any, contain the version to use for the next request.
+    (KIP-511). Its `api_keys`, if not empty, contain the versions of ApiVersions that the broker supports.
     """
     return decode_response(ApiVersionsResponse, version, frame, expected_correlation_id)
 
 
 def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int | None = None) -> int:
-    """Return the highest version of an API that client and broker have in common, at most `ceiling`.
+    """Return the highest version of an API, up to `ceiling`, that client and broker have in common.
 
     Raises:
         UnsupportedVersionError: they have no version in common.
@@ -140,7 +140,7 @@ def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int 
         )
     highest = min(ours.max, theirs.max) if ceiling is None else min(ours.max, theirs.max, ceiling)
     if highest < max(ours.min, theirs.min):
-        limit = "" if ceiling is None else f" (here at most {ceiling})"
+        limit = "" if ceiling is None else f" (at most {ceiling} for this request)"
         raise UnsupportedVersionError(
             f"{api_key.name}: no common version: the broker supports {theirs}, this client {ours}{limit}"
         )

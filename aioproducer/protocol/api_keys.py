@@ -1,7 +1,7 @@
 """Kafka's API keys and, for each, the versions that the producer may use.
 
-The declaration of a message lists all versions that can be encoded and decoded. The ranges here are narrower, since
-the embedded broker must also support versions that other clients send.
+The declaration of a message lists all versions that can be encoded and decoded. The ranges in CLIENT_VERSIONS
+are narrower, since the embedded broker must also support versions that other clients send.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ApiKey(IntEnum):
 
 
 class VersionRange(NamedTuple):
-    """Versions `min` to `max`, both included."""
+    """The versions from `min` to `max`, inclusive."""
 
     min: int
     max: int
@@ -62,4 +62,5 @@ CLIENT_VERSIONS: dict[ApiKey, VersionRange] = {
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
     ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
-"""The version ranges of the producer. Kafka 2.1 is the oldest supported broker: its versions are the lower limits."""
+"""The version ranges of the producer. The lower limits suit Kafka 2.1, the oldest supported broker, which has no
+telemetry APIs."""

@@ -1,7 +1,7 @@
-"""An array of a response that stays encoded until its elements are accessed.
+"""An array in a response that stays encoded until its elements are accessed.
 
-A response may contain a million elements of 3 bytes, each of which would become an object of more than 100 bytes. The
-decoder therefore only walks over a long array, which proves that all of it is valid, and remembers its start."""
+A response may contain a million elements of 3 bytes, each of which would become an object of more than 100 bytes. To
+save memory, the decoder only walks over a long array, which checks that all of it is valid, and stores its start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN_ITEMS = 8
 
 
 class LazyArray(Sequence[Any]):
-    """A sequence of elements in a valid frame, which are decoded on each access.
+    """A sequence whose elements stay encoded in a valid frame and are decoded on each access.
 
     It compares equal to a list of the same elements.
     """

@@ -4,8 +4,8 @@
 it) and encode_X(o, w), where `w` is a Writer and `out` its bytearray. Neighbouring fields of fixed size are read and
 written by one struct.Struct. For malformed bytes, `decode` raises ProtocolError and no other error.
 
-In responses, the elements of a long array are not created until they are accessed (`LazyArray`): skip_X(buf, pos) walks
-over an X and raises the same errors as decode_X.
+In responses, the elements of a long array are decoded only when they are accessed (`LazyArray`). The decoder walks over
+them with skip_X(buf, pos), which raises the same errors as decode_X.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _FIXED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "boolean": "?"}
 _SIZE = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "boolean": 1, "uuid": 16}
 
 _FEW = 8
-"""Shorter arrays of numbers (replicas, in-sync replicas) use a precompiled layout and become lists."""
+"""Arrays of fewer numbers than this (such as replica ids) are decoded with a precompiled layout. In responses, this
+applies to arrays of `_SHORTEST` or more numbers only within the first `_AT_ONCE` bytes."""
 _SHORT, _SHORTEST = 16, 4
 """The maximum number of elements of an array that is decoded immediately: `_SHORT`, or `_SHORTEST` if the elements may
 be smaller than `_SMALL`. Decoding such an array takes no longer than walking over it."""
 _SMALL = 16
-"""The minimum size in bytes of the elements to which `_SHORT` applies."""
+"""The minimum element size, in bytes, for which `_SHORT` applies."""
 _AT_ONCE = 512
-"""Short arrays are decoded immediately only if they start within this many bytes of a response. Later ones stay
-encoded: an array may contain arrays, and many short arrays need as much memory as one long array."""
+"""Short arrays are decoded immediately only if they start within the first `_AT_ONCE` bytes of a response. Later ones
+stay encoded, because many short arrays (e.g. nested in one array) can need as much memory as one long array."""
 
 
 SLICE = 32 * 1024
@@ -72,7 +73,7 @@ def decode(message_type: type[M], version: int, buf: Buffer, pos: int) -> tuple[
     except ProtocolError as error:
         raise ProtocolError(f"{message_type.__name__} version {version}: {error.message}") from None
     except (struct.error, IndexError):
-        # Fields of fixed size are read without a length check; the only possible error is the end of the frame.
+        # Fields of fixed size are read without a length check, so these errors only mean that the frame ends too early.
         text = f"{message_type.__name__} version {version}: {len(buf)} bytes are too few"
         raise ProtocolError(text) from None
     return message, stop
@@ -154,7 +155,8 @@ class _Source:
         self._yields = False
         """True while the function that is being generated is a generator."""
         self._walked: set[str] = set()
-        """Structs that contain arrays of structs. For these, walk_X is a skip_X that yields between slices."""
+        """The structs that contain arrays of structs. For each such struct X, walk_X does the same as skip_X but
+        yields between slices."""
         self.flexible = version >= message_type.flexible_from
         # Only responses are decoded lazily: requests are decoded only by the embedded cluster, in tests.
         self.is_lazy = any(request.Response is message_type for request in REQUESTS.values())
@@ -209,7 +211,7 @@ class _Source:
         self._encode_struct(name, plain, tagged, absent)
 
     def _runs(self, fields: list[Field]) -> list[list[Field]]:
-        """Group the fields, in order: adjacent fields of fixed size form one run; any other field is its own run."""
+        """Group the fields, in order: adjacent fields of fixed size form one run; any other field is a separate run."""
         runs: list[list[Field]] = []
         for field in fields:
             if runs and field.kind in _FIXED and runs[-1][0].kind in _FIXED:
@@ -228,7 +230,7 @@ class _Source:
         return name
 
     def _least(self, kind: str) -> int:
-        """Return the minimum size of a value in bytes, which limits the count of an array."""
+        """Return the minimum size of a value in bytes. Array counts are checked against it."""
         if kind in _SIZE:
             return _SIZE[kind]
         if kind in self.structs:
@@ -258,7 +260,7 @@ class _Source:
     def _begin_slices(self) -> None:
         if self._yields:
             self._add(1, f"slice_end = pos + {SLICE}")
-            self._add(1, "if False: yield")  # makes it a generator even if there are no long arrays
+            self._add(1, "if False: yield")  # makes it a generator even if no other yield follows
 
     def _skip_struct(self, name: str, plain: list[Field], tagged: list[Field]) -> None:
         self._add(0, f"def {'walk' if self._yields else 'skip'}_{name}(buf, pos):")
@@ -419,7 +421,7 @@ class _Source:
     # Encoding
 
     def _default(self, field: Field) -> str:
-        """Return the expression for a field's default; a field with any other value is set."""
+        """Return the expression for a field's default; a field with any other value counts as set."""
         if field.kind != "struct":
             return default_source(field)
         self.namespace[f"default_{field.of}"] = self.structs[field.of]()

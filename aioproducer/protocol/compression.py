@@ -1,7 +1,7 @@
 """Kafka's compression codecs: their names, wire ids and levels, and a compress function for each.
 
 A compress function accepts the records of a batch as one buffer and returns bytes. It is thread-safe, and releases the
-GIL while it works. Nothing here decompresses: a producer never reads its own records.
+GIL while it works. This module does not decompress: a producer never reads its own records.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def compressor(codec: Codec, level: int | None = None) -> Compress:
     """Return the function that compresses with `codec` at `level` (None: the codec's default).
 
     Returns:
-        A thread-safe function of one contiguous buffer.
+        A thread-safe function that takes one contiguous buffer.
 
     Raises:
         ConfigError: the codec does not have this level.
@@ -120,7 +120,7 @@ def compressor(codec: Codec, level: int | None = None) -> Compress:
 
 
 def bytes_per_millisecond(codec: Codec, level: int | None = None) -> int:
-    """Return about how many bytes of records `compressor(codec, level)` compresses in a millisecond.
+    """Return the approximate number of bytes of records that `compressor(codec, level)` compresses per millisecond.
 
     The result comes from a table, not from a measurement, so decisions based on it are the same in every run.
     """

@@ -14,7 +14,7 @@ PREFIX_SIZE = 4
 """The size of the length field, in bytes."""
 
 MAX_FRAME_BEFORE_AUTHENTICATION = 64 * 1024
-"""The frame limit, in bytes, until the peer is authenticated. No valid response before that exceeds 1 KiB."""
+"""The frame limit, in bytes, until the peer is authenticated. Until then, no valid response is larger than 1 KiB."""
 
 MAX_FRAME = 64 * 1024 * 1024
 """The frame limit, in bytes; large enough for the metadata of a million partitions."""
@@ -84,7 +84,7 @@ class Frames:
 
         Raises:
             ProtocolError: the peer does not speak Kafka's protocol, or a frame would exceed `limit` bytes. The
-                frames before it are yielded first.
+                complete frames before the error are yielded first.
         """
         if self._rest:
             self._rest += data

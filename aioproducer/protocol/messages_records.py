@@ -204,7 +204,7 @@ class ListOffsetsResponse(Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 7),
 class ListOffsetsRequest(
     Message, api_key=ApiKey.LIST_OFFSETS, versions=(1, 7), flexible_from=6, response=ListOffsetsResponse
 ):
-    """Asks for the offset at a timestamp; -1 is the end, -2 the start. 2: isolation level. 4: leader epoch.
+    """Asks for the offset at a timestamp (-1 for the end, -2 for the start). 2: isolation level. 4: leader epoch.
 
     7: timestamp -3 for the record with the largest timestamp (KIP-734).
     """

@@ -1,4 +1,4 @@
-"""Messages by which a client pushes its metrics to a broker (KIP-714)."""
+"""Messages with which a client pushes its metrics to a broker (KIP-714)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GetTelemetrySubscriptionsRequest(
 
 
 class PushTelemetryResponse(Message, api_key=ApiKey.PUSH_TELEMETRY, versions=(0, 0), flexible_from=0):
-    """The broker's answer to a push: whether it accepts the metrics."""
+    """The error code, which says whether the broker accepted the metrics."""
 
     throttle_time_ms: int = int32()
     error_code: int = int16()

@@ -5,9 +5,9 @@ own_timeouts.py (a record's own timeout), giving_up.py (e.g. close()), and numbe
 again).
 
 The key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
-met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before its append. Not all retriable
-errors are such errors: with acks=all, a leader appends first and may return NOT_LEADER_OR_FOLLOWER,
-UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR afterwards (kafka.server.DelayedProduce)."""
+met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before it appends the batch. Some
+retriable errors may be raised later: with acks=all, a leader appends first and may then still return
+NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR (kafka.server.DelayedProduce)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from aioproducer.types import Outcome
 
 
 class Action(Enum):
-    """The next step, which is taken only for the partition with the error code if a request concerns several."""
+    """The next step. If a request covers several partitions, it is taken only for the one with the error code."""
 
     # any request
     SUCCEED = "succeed"
@@ -119,7 +119,7 @@ class Moment(Enum):
 
 
 class Row(NamedTuple):
-    """A decision. `outcome` is the result of this one attempt for the records, or for the end of the transaction."""
+    """A decision. `outcome` says whether this attempt persisted the records or, for EndTxn, made the commit."""
 
     action: Action
     outcome: Outcome
@@ -155,8 +155,8 @@ def _produce_transient() -> dict[int, tuple[Rule, ...]]:
     # the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
     return {
-        # REPETITION: another participant may use the same sequence numbers in this partition. The log contains
-        # either that participant's records instead of these, or these, because they were sent twice.
+        # REPETITION: another participant may have used the same sequence numbers in this partition. The log contains
+        # either the records of that participant, or those of this batch from an earlier attempt.
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
         Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
         # transient errors
@@ -194,8 +194,8 @@ def _produce_lost_state() -> dict[int, tuple[Rule, ...]]:
     unnumbered_or_not_first = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.NOT_FIRST))
     head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
     lost = (*unnumbered_or_not_first, abort, *head)
-    # The broker knows a later epoch than that of the batch. This is harmless if it is this producer's own new epoch.
-    # Otherwise another producer uses this id, and may also get the next epoch.
+    # The broker knows a later epoch than the batch's. If this producer took that epoch itself, the batch is sent again
+    # under it. Otherwise another producer uses the same id and may also get the next epoch, so a new id is needed.
     epoch = (
         _rule(_A.REINIT, no, _C.TRANSACTION, _C.V1),
         *unnumbered_or_not_first,
@@ -278,7 +278,8 @@ TOPIC_ERRORS: Mapping[int, type[KafkaError]] = MappingProxyType(
         Code.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationError,
     }
 )
-"""The errors that `send` raises if a Metadata response has these codes for the topic; for other codes, `send` waits."""
+"""The errors that `send` raises if a Metadata response reports one of these codes for the topic. For any other error
+code, `send` keeps waiting."""
 
 
 def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
@@ -405,7 +406,7 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _failures() -> dict[Key, tuple[Rule, ...]]:
-    """Return the rules for requests without a response. Records that were written may be persisted."""
+    """Return the rules for requests without a usable response. Records that were written may have been persisted."""
     refresh = _rule(_A.REFRESH, _MAYBE)
     # With acks=0 the outcome never becomes known, and there is no response that could omit or add a partition.
     cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), refresh)
@@ -431,8 +432,8 @@ def _moments() -> dict[Key, tuple[Rule, ...]]:
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
             _rule(_A.FAIL, _NO),
         ),
-        # If a record is not in the log, the broker rejects the batches in flight behind it, because of their sequence
-        # numbers.
+        # A batch in flight is kept until it is answered. If the failed record is not in the log, the broker rejects the
+        # batches behind it because of their sequence numbers.
         Moment.BEHIND: (
             _rule(_A.KEEP, _MAYBE, _C.IN_FLIGHT),
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
@@ -459,7 +460,7 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.PUSH_TELEMETRY: (_rule(_A.RETRY, _NO),),
     }
 )
-"""The rules for codes that are not in the table, most of which no current broker sends."""
+"""The rules for error codes that are not in TABLE. Current brokers never send most of them."""
 
 TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
     {
@@ -524,7 +525,7 @@ def reinit_error(code: int) -> type[TransactionReinitError]:
 
 
 Conditions = Collection[Condition] | Callable[[], Collection[Condition]]
-"""The conditions that are met, or a function that returns them; most decisions do not need them."""
+"""The conditions that are met, or a function that returns them. It is called only if a rule has conditions."""
 
 
 def decide(api: ApiKey, code: int, conditions: Conditions = ()) -> Row:
@@ -543,7 +544,7 @@ def decide_failure(failure: Failure, conditions: Conditions = ()) -> Row:
 
 
 def decide_moment(moment: Moment, conditions: Conditions = ()) -> Row:
-    """Return the row for an event other than a response that may end a batch."""
+    """Return the row for a `Moment`, an event that may end a batch."""
     return _first(TABLE[moment], conditions)
 
 

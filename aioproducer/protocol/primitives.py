@@ -1,8 +1,8 @@
 """Kafka's primitive types on the wire, from which the compiled message codecs are built.
 
-A read function accepts the frame and a position, and returns the value and the position after it. Each length is
+A read function takes the frame and a position, and returns the value and the position after it. Each length is
 checked against the remaining bytes before anything is sliced or allocated, so a peer can't make us reserve memory for
-data that it did not send. Small values are appended to one bytearray; record batches are spliced in, not copied.
+data that it did not send. Write functions append small values to one bytearray, and splice in record batches uncopied.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Records: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray
 """Record batches: one buffer, or several consecutive ones. A decoder returns a memoryview or None."""
 
 NIL_UUID = UUID(int=0)
-"""Kafka's null for topic ids."""
+"""Kafka's null value for UUIDs, such as topic ids."""
 
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 MAX_STRING = 32767
 """The maximum size of a string in bytes, which is the limit of the int16 length in non-flexible versions. Kafka also
-rejects longer strings in flexible versions. We do the same, since decoding a string may need 7 times its size."""
+rejects longer strings in flexible versions. We do the same, since a decoded string may need 7 times as much memory."""
 
 
 class Writer:
@@ -324,7 +324,7 @@ def read_tag(buf: Buffer, pos: int, seen: set[int]) -> tuple[int, int, int]:
 
 
 def skip_tags(buf: Buffer, pos: int) -> int:
-    """Skip a section of tagged fields, all of which are unknown."""
+    """Skip a section of tagged fields, none of which is declared."""
     count, pos = read_uvarint(buf, pos)
     if count * 2 > len(buf) - pos:
         raise out_of_bounds("a count of tagged fields of", count, pos, len(buf))

@@ -1,7 +1,7 @@
 """A Produce request that refers to the sender's batches directly, without objects of the declared message.
 
 Compiled code encodes the frame and decodes a response that reports success for every batch. Any other response is
-decoded according to the declared message."""
+decoded with the declared message."""
 
 from __future__ import annotations
 

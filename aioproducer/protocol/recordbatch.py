@@ -21,7 +21,7 @@
              header count varint, headers
     header = name length varint, name (UTF-8), value length varint (-1: null), value
 
-The compiled record path writes the records. Nothing here decompresses."""
+The compiled record path writes the records. This module does not decompress."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ _CRC = struct.Struct(">I")
 assert _HEADER.size == HEADER_SIZE == 61
 
 _SMALLEST_RECORD = 7
-"""The minimum size of a record in bytes. Each of seven fields takes one byte: length, attributes, two deltas, null key,
-null value, no headers."""
+"""The minimum size of a record in bytes: one byte each for the length, the attributes, two deltas, a null key, a null
+value and a header count of 0."""
 
 
 class BatchHeader(NamedTuple):
@@ -173,7 +173,7 @@ def read_records(payload: Bytes, header: BatchHeader) -> Iterator[Record]:
 
     Raises:
         ProtocolError: a record is malformed, or the number of records differs from the count in the header. The
-            records before it are yielded first.
+            records before the error are yielded first.
     """
     data = bytes(payload)
     count = header.record_count
@@ -195,7 +195,7 @@ def read_records(payload: Bytes, header: BatchHeader) -> Iterator[Record]:
 
 
 def _read_record(data: bytes, at: int, header: BatchHeader) -> tuple[Record, int]:
-    """Return the record that starts at `at`, and its end. Raises IndexError if bytes are missing."""
+    """Return the record that starts at `at`, and the position after it. Raises IndexError if bytes are missing."""
     length, at = _varint(data, at)
     end = at + length
     if length < 0 or end > len(data):
@@ -234,7 +234,7 @@ def _nullable(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a zigzag varint of at most 32 bits; return it and its end."""
+    """Read a zigzag varint of at most 32 bits; return its value and the position after it."""
     raw = data[at]
     if raw < 0x80:  # most are one byte long
         return (raw >> 1) ^ -(raw & 1), at + 1
@@ -242,7 +242,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varlong(data: bytes, at: int) -> tuple[int, int]:
-    """Read a zigzag varint of at most 64 bits; return it and its end."""
+    """Read a zigzag varint of at most 64 bits; return its value and the position after it."""
     raw = data[at]
     if raw < 0x80:
         return (raw >> 1) ^ -(raw & 1), at + 1

@@ -47,7 +47,7 @@ class Field:
     """The declaration of a field."""
 
     kind: str
-    """int8, int16, int32, int64, boolean, uuid, string, bytes, records, struct or array."""
+    """The type: int8, int16, int32, int64, boolean, uuid, string, bytes, records, struct or array."""
     versions: VersionRange
     default: Any
     nullable: VersionRange | None = None
@@ -57,7 +57,7 @@ class Field:
     """The class of a struct; for an array, the kind or the class of its elements."""
     name: str = ""
     most: int | None = None
-    """The maximum number of elements of a decoded array; None if only the size of the frame limits it."""
+    """The maximum number of elements of a decoded array; None if only the frame size limits it."""
 
     def is_in(self, version: int) -> bool:
         return self.versions.min <= version <= self.versions.max

@@ -64,10 +64,10 @@ cdef extern from *:
         const char* (*get_last_error)(ArrowArrayStream*)
 
 DEF SLICE = 2 << 20            # bytes that send_many may encode before it lets other tasks run, about 0.3 ms
-DEF ROW_COST = 100             # bytes that each row counts in addition to its own
-DEF REFUSAL_COST = 20000       # bytes that each rejected row counts, because most of these rows raise an error
+DEF ROW_COST = 100             # bytes added to the size of each row when it is counted for SLICE
+DEF REFUSAL_COST = 20000       # bytes counted for each rejected row, because most of these rows raise an error
 
-DEF INLINE_VIEW = 12           # the longest value that an Arrow view contains itself
+DEF INLINE_VIEW = 12           # the size in bytes up to which an Arrow view contains the value itself
 
 cdef enum Pause:
     COMPLETE
@@ -112,14 +112,14 @@ cdef class Piece:
     """One contiguous array of Arrow, or one list."""
 
     cdef object owner
-    """Keeps alive the memory that the pointers refer to."""
+    """The object that keeps the memory of the pointers alive."""
     cdef Kind kind
     cdef Py_ssize_t length
     cdef int64_t offset
     cdef const uint8_t* validity
     """A set bit for each row that is not null; NULL if no row is null."""
     cdef const char* buffer
-    """Offsets, views, bytes of fixed size, or integers."""
+    """The offsets, views, fixed-size values or integers of the array."""
     cdef const char* data
     cdef const void** more
     """The data buffers of views."""
@@ -127,9 +127,9 @@ cdef class Piece:
     """Bytes of one integer, or of one value of fixed size."""
     cdef bint is_signed
     cdef bint is_text
-    """The bytes are UTF-8, as Arrow guarantees."""
+    """True if the bytes are UTF-8, as Arrow guarantees for strings."""
     cdef int64_t times, parts
-    """Timestamps: an integer times `times`, divided by `parts`, is in milliseconds."""
+    """For timestamps: an integer multiplied by `times` and divided by `parts` is in milliseconds."""
     cdef list objects
     cdef Piece inner
     """The values of a dictionary, or the names of headers."""
@@ -142,7 +142,7 @@ cdef inline bint is_null(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
-    # These are `if` statements because a conditional expression would have the unsigned type for both branches.
+    # These are `if` statements because a conditional expression would convert both branches to the unsigned type.
     cdef const char* found = piece.buffer + at * piece.width
     if piece.width == 8:
         return (<const int64_t*>found)[0]
@@ -210,7 +210,7 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
 
 
 cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
-    """Raise if a struct from `first` up to `end` is null, since its fields are read without checking that."""
+    """Raise if a struct from `first` up to `end` is null, since its fields are read without that check."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     cdef int64_t at
     if validity == NULL or array.null_count == 0:
@@ -553,7 +553,7 @@ cdef class Rows:
 
     def mark_sent(self, Delivery delivery):
         """Note that the next row was appended through `send`."""
-        has_ended(delivery)        # moves it to the batch that has its record now
+        has_ended(delivery)        # moves it to the batch that now contains its record
         delivery.flags = RETRIEVED # the receipt tracks whether the result is retrieved
         if self.times == NULL:
             note_clock(self, delivery.timestamp)
@@ -904,7 +904,7 @@ cdef int raise_unknown_partition(Topic topic, int number) except -1:
 
 
 def murmur2_partitions(keys, int partitions):
-    """Return the partition of each key of a column, as Java's default partitioner and that of `Producer` choose it.
+    """Return the partition of each key of a column, as the default partitioners of Java and of `Producer` choose it.
 
     Args:
         keys: a list of bytes or None, or Arrow data, as for `send_many`.

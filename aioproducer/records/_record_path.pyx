@@ -83,9 +83,9 @@ cdef extern from "_portable.h":
 DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
-DEF RECORD_COST = 512          # bytes that each record counts in addition to its own
-DEF LARGE = 4 << 20            # size from which a thread copies a value; 100 MiB would block the loop for 60 to 200 ms
-DEF STICKY_LEAST = 16 << 10    # bytes without a key after which the partition may change between batches (as in Java)
+DEF RECORD_COST = 512          # bytes added to the size of each record when it is counted for YIELD_AFTER
+DEF LARGE = 4 << 20            # a thread copies values of this size or more; 100 MiB would block the loop for 60-200 ms
+DEF STICKY_LEAST = 16 << 10    # bytes of keyless records after which the partition may change (as in Java)
 
 HEADER_SIZE = HEADER
 LARGE_RECORD = LARGE
@@ -532,8 +532,8 @@ cdef class Batch:
         schedule_callbacks(delivery)
 
     def end_records(self, int first, int end, error, bint withdraw):
-        """End the records from index `first` up to `end` with `error`, except those that have ended. Return how many
-        ended. With `withdraw`, they are left out when the batch is sent."""
+        """End the records from index `first` up to, but not including, `end` with `error`, except those that have
+        already ended. Return how many this call ended. With `withdraw`, they are left out when the batch is sent."""
         cdef Delivery delivery
         cdef set before = self.ended_early or set()
         cdef list indexes = [index for index in range(first, end) if index not in before]
@@ -599,7 +599,7 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # It is not known which records no longer have a delivery; only the maximum of their number is known.
+            # Only the number of dropped deliveries is known, not their records, so it is an upper limit for each part.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
@@ -835,8 +835,8 @@ cdef class Delivery:
         return self.state == CANCELLED
 
     def cancel(self, msg=None):
-        """Cancel the wait of every task that awaits it. Return False if it already has a result. The record is still
-        sent."""
+        """Cancel the delivery for every task that awaits it. Return False if it already has a result. The record is
+        still sent."""
         if has_ended(self):
             return False
         self.state = CANCELLED
@@ -1063,7 +1063,7 @@ cdef class PartitionQueue:
     cdef readonly str topic
     cdef readonly int partition
     cdef readonly object batches
-    """deque of ProducerBatch"""
+    """A deque of ProducerBatch."""
     cdef public Batch tail
     """The open batch at the end of `batches`, or None."""
     cdef public list in_flight
@@ -1126,8 +1126,8 @@ cdef class _YieldOnce:
 
 @cython.final
 cdef class Gate:
-    """Controls whether records may be appended. With transactions, transactions/state.py opens the gate while a
-    transaction is open."""
+    """Controls whether records may be appended. With transactions, transactions/state.py keeps the gate open only while
+    a transaction is open."""
 
     cdef public bint is_open
 
@@ -1156,8 +1156,8 @@ cdef class RecordPath:
     cdef bint is_running
     cdef bint was_closed
     cdef public object _tracer     # see observe/tracing.py; None if there is no tracer
-    cdef bint is_compiled          # records are appended here: no partitioner of the user, no partitions of others
-    cdef bint runs_user_code       # serializers or interceptors
+    cdef bint is_compiled          # send() may append at once: murmur2 partitioner, no shared transaction
+    cdef bint runs_user_code       # the user has serializers or interceptors
     cdef UserSerializer of_value
     cdef UserSerializer of_key
     cdef object interceptors       # records.interceptors.Interceptors, or None
@@ -1184,7 +1184,8 @@ cdef class RecordPath:
         self.is_running = True
 
     def _run_user_code(self, UserSerializer of_value, UserSerializer of_key, interceptors, metadata):
-        """Set the serializers and the interceptors; each may be None. `metadata` knows the cluster. Called by start()."""
+        """Set the serializers and the interceptors; each may be None. `metadata` has the cluster id. Called by
+        start()."""
         self.of_value = of_value
         self.of_key = of_key
         self.interceptors = interceptors
@@ -1232,7 +1233,7 @@ cdef class RecordPath:
             timestamp_ms: milliseconds since 1970; now if None.
             headers: a list of (str, bytes or None).
             timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
-            key_serializer, value_serializer: for this record, in place of the producer's; None for the producer's.
+            key_serializer, value_serializer: the serializers for this record; None for the producer's.
 
         Returns:
             The Delivery, a future of the RecordMetadata.
@@ -1271,9 +1272,9 @@ cdef class RecordPath:
 
         Raises:
             DeliveryError: the record failed; `outcome` says whether it may be in the log.
-            Others as `send`.
+            Others as for `send`.
 
-        Cancelling it once the record is in the buffer ends only the wait.
+        If send_and_wait() is cancelled once the record is in the buffer, only the wait ends: the record is still sent.
         """
         cdef Delivery delivery = None
         if self._tracer is not None:
@@ -1298,7 +1299,7 @@ cdef class RecordPath:
 
         Raises:
             BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
-            Others as `send`.
+            Others as for `send`.
         """
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
@@ -1343,14 +1344,14 @@ cdef class RecordPath:
             await _YieldOnce.__new__(_YieldOnce)
 
     def _count_rejected(self, topic, error):
-        """Note that a record was rejected with an error. Producer counts it."""
+        """Note that a record was rejected with an error. Producer overrides this to count the record."""
 
     def _serialization(self, UserSerializer of_value, UserSerializer of_key, str topic, value, key, headers):
         """Return a new Serialization, for a record that could not be appended at once."""
         return new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
 
     def _serializer_for(self, topic, serializer, field):
-        """Return the UserSerializer of a serializer that was passed to `send`. Producer makes it."""
+        """Return the UserSerializer of a serializer that was passed to `send`. Producer overrides this."""
 
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint is_first_waiter):
         """Append a record to a partition of a known topic. Return None if there is no memory for it now.
@@ -1360,7 +1361,7 @@ cdef class RecordPath:
         return append(self, topic, value, key, partition, timestamp_ms, headers, is_first_waiter)
 
     def _append_rows(self, Topic topic, Rows rows, list refusals, bint is_first_waiter):
-        """Append rows of send_many: ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
+        """Append rows of send_many. Return ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
 
         `refusals`, if not None: for each partition, None if this producer may write to it, or the error of its rows.
         `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait for the others.
@@ -1444,8 +1445,8 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
 
 
 cdef inline int check_may_append(RecordPath self) except -1:
-    # In its own thread, the producer's loop is the running loop if it runs at all. On Python 3.11, asyncio needs a
-    # system call to look up the running loop.
+    # In the thread of start(), the producer's loop is the running loop if it runs at all, so these checks suffice. On
+    # Python 3.11, asyncio needs a system call to look up the running loop.
     if (not self.is_running or not self._gate.is_open or self.generation != _generation
             or self.thread != PyThread_get_thread_ident() or not self.is_loop_running()):
         self._check_may_append()
@@ -1524,7 +1525,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
             self.burst = YIELD_AFTER
         batch = queue.tail         # the garbage collector or a signal handler may have appended to it: look again
     write_record(batch, record, headers)
-    if late_value is not None:     # its batch has only this record
+    if late_value is not None:     # the batch contains only this record
         batch.late_value = late_value
         batch.late_at = batch.buffer.size - record.headers_size - record.value_size
     if is_sticky:
@@ -1574,8 +1575,8 @@ cdef inline void release_views(int views, Py_buffer* key_view, Py_buffer* value_
 
 
 cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
-    """Return an upper bound: length, timestamp delta (up to 10 bytes), offset delta, two sizes, attributes, the
-    bytes."""
+    """Return an upper bound of the encoded size: length, timestamp delta (up to 10 bytes), offset delta, two sizes,
+    attributes, the bytes."""
     return (6 * LONGEST_VARINT + 1 + record.headers_size + (record.key_size if record.key_size > 0 else 0)
             + (record.value_size if record.value_size > 0 else 0))
 
@@ -1723,7 +1724,7 @@ cdef inline bint holds_bytes(Py_buffer* view) noexcept nogil:
 cdef int raise_too_large(RecordPath self, Py_ssize_t size) except -1:
     raise RecordTooLargeError(
         f"a record of up to {size} bytes exceeds the limit of {self.max_record_size} bytes "
-        "(max_request_size, or buffer_memory if that is smaller); raise it here and max.message.bytes on the topic",
+        "(max_request_size, or buffer_memory if that is smaller); raise that limit and the topic's max.message.bytes",
         size=size, limit=self.max_record_size)
 
 

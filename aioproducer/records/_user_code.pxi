@@ -1,9 +1,9 @@
-# Serializers and interceptors of the user on a record's path. Part of _record_path.pyx, which includes this file.
+# The user's serializers and interceptors on a record's path. Part of _record_path.pyx, which includes this file.
 #
-#     UserSerializer         one serializer, and how it is called; serializers.py decides that
+#     UserSerializer         one serializer and the way to call it, which serializers.py decides
 #     SerializationContext   the second argument of a serializer
 #     Serialization          the serializers of one record: the value's, then the key's
-#     Waiting                the result of an async serializer that has to wait
+#     Waiting                an async serializer's result that must still be awaited
 
 TAKES_VALUE = 0                # f(value)
 TAKES_CONTEXT = 1              # f(value, context)
@@ -16,7 +16,7 @@ DEF WITH_CONTEXT = 1
 cdef class SerializationContext:
     """The destination of a serialized key or value: the second argument of a serializer that has such a parameter.
 
-    A new one is made for each call.
+    A new context is created for each call.
     """
 
     cdef readonly str topic
@@ -43,7 +43,7 @@ cdef class SerializationContext:
 
 @cython.final
 cdef class Waiting:
-    """The result of an async serializer that has to wait, before it is awaited."""
+    """An async serializer's result that must still be awaited."""
 
     cdef readonly object awaitable
 
@@ -52,7 +52,7 @@ cdef class Waiting:
 
 
 cdef class UserSerializer:
-    """One serializer of the user. The base of BoundSerializer, which makes the errors."""
+    """One of the user's serializers. The base class of BoundSerializer, which creates the errors."""
 
     cdef readonly object serializer
     cdef readonly str field
@@ -84,20 +84,20 @@ cdef class UserSerializer:
 cdef class Serialization:
     """The serializers of one record: the value's, then the key's. `run` calls those that were not called yet.
 
-    RecordPath._serialization makes it.
+    new_serialization() creates it.
     """
 
     cdef UserSerializer of_value, of_key
     cdef readonly str topic
     cdef readonly object value, key
     cdef readonly Waiting waiting
-    """The result that must be awaited before the next `run`; None if there is none."""
+    """The result that must be awaited before the next call of `run`; None if there is none."""
     cdef object given_headers
     cdef SerializationContext context
-    """The context of the last call that had one."""
+    """The last context that was passed to a serializer; None if there is none."""
     cdef object metadata
     cdef int left
-    """2 before the value's serializer, 1 before the key's, 0 after both."""
+    """The number of steps left: 2 before the value is serialized, 1 before the key is, 0 afterwards."""
 
     @property
     def headers(self):

@@ -1,8 +1,8 @@
 """Keeps the batches that wait to be sent, one deque per partition, and the memory that they occupy.
 
 The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
-drains the batches. Nothing here touches a socket. Nothing interleaves between two awaits. Callers that wait for memory
-are served first come, first served."""
+drains the batches. This module does not touch sockets. Nothing interleaves between two awaits. Callers that wait for
+memory are served first come, first served."""
 
 from __future__ import annotations
 
@@ -78,11 +78,12 @@ class Accumulator:
         self._filled: dict[PartitionQueue, None] = {}
         """Queues that have batches, in the order of their first batch."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
-        """The queues whose first batch is due, by leader, in rotation."""
+        """The queues whose first batch is due, by leader. Leaders, and the queues of each leader, are served in
+        rotation."""
         self._lingers = Lingers(config)
         self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
-        """Every batch that has not ended, oldest first, which is also the order of their deadlines."""
+        """Every batch that has not ended, in the order of the batches' deadlines."""
         self._abandoned: set[ProducerBatch] = set()
         """Batches that were sent and have no live record left; they are not sent again."""
         self._flushing = 0
@@ -111,7 +112,7 @@ class Accumulator:
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
         """Open a batch at the end of the queue, with room for `size` bytes of records; None if there is no memory.
 
-        The compiled path calls this when the last batch is full or does not exist.
+        The compiled path calls this when the queue has no open batch, or its open batch is full.
         """
         tail = queue.tail
         if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
@@ -290,7 +291,7 @@ class Accumulator:
         return False
 
     def serve_last(self, node_id: int) -> None:
-        """Move a node behind the others, so that the next pass begins with those."""
+        """Move a node behind the others, so that the next pass begins with the others."""
         if node_id in self._ready:
             self._ready[node_id] = self._ready.pop(node_id)
 
@@ -315,8 +316,8 @@ class Accumulator:
     def withdraw(self, delivery: Delivery, error: BaseException) -> None:
         """End a record that was never sent. If it was the last live record of its batch, the batch ends as well.
 
-        Otherwise, the empty batch would occupy memory until a broker can be reached, and flush() and close() would
-        wait.
+        If an empty batch did not end, it would occupy memory until a broker can be reached, and flush() and close()
+        would wait for it.
         """
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, True)
@@ -397,12 +398,12 @@ class Accumulator:
                 self._make_ready(queue)
 
     def touch(self, queue: PartitionQueue) -> None:
-        """Mark a partition as ready after an answer, if its next batch is due."""
+        """Mark a partition as ready after a response, if its next batch is due."""
         if queue.batches and self._is_due(queue):
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Return the memory of a batch that has ended, and serve waiting callers. Does not wake the sender."""
+        """Return the memory of a batch that has ended, and serve waiting callers. Does not itself wake the sender."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())
@@ -418,7 +419,7 @@ class Accumulator:
         return [other for other in others if other.order > batch.order]
 
     def postpone(self, batch: ProducerBatch, deadline: float) -> None:
-        """Give a batch a deadline later than that of any other batch."""
+        """Set a new deadline for a batch. It must be later than that of any other batch."""
         batch.deadline = deadline
         self.incomplete.move_to_end(batch)
 
@@ -435,8 +436,8 @@ class Accumulator:
                 group.pop(queue, None)
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Return the batches whose delivery timeout has passed, and the batches without live records for which no
-        answer can arrive any longer."""
+        """Return the batches whose delivery timeout has passed, and the batches without live records for which a
+        response can no longer arrive."""
         found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
         for batch in self.incomplete:
             if batch.deadline > now:
@@ -551,5 +552,5 @@ class Accumulator:
         if batch.error is not None:
             self.unretrieved.add(topic, batch.error, batch.unretrieved)
             return
-        for error in batch.unretrieved_errors[: batch.unretrieved]:  # the others of the batch are in the log
+        for error in batch.unretrieved_errors[: batch.unretrieved]:  # the other records are in the log
             self.unretrieved.add(topic, error, 1)

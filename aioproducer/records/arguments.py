@@ -11,7 +11,7 @@ from aioproducer.types import is_buffer
 
 
 def check_is_bytes(data: object, part: str) -> None:
-    """Raise InvalidRecordError, with the same text as the append, unless a key or value is a buffer."""
+    """Raise InvalidRecordError, with the same text as the compiled append, if a key or value is not a buffer."""
     if not is_buffer(data):
         raise InvalidRecordError(
             f"the {part} must be bytes, bytearray, memoryview or None, not {type(data).__name__}; encode it, or give "

@@ -1,7 +1,7 @@
 """One batch of records and its states: open, closed, in flight, done.
 
-The accumulator opens and closes a batch; the sender numbers, sends and ends it. The records themselves, and the
-deliveries that wait for them, are in the compiled base class."""
+The accumulator opens and closes a batch; the sender numbers, sends and ends it. The compiled base class contains the
+encoded records and their deliveries."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ProducerBatch(Batch):
         self.rebuilds = 0
         """The number of times that the batch was rebuilt without withdrawn records."""
         self.is_being_compressed = False
-        """True while a thread copies the batch's large value or compresses the batch."""
+        """True while the batch waits for a thread to copy its large value or to compress it."""
         # set when the batch is numbered; from then on the numbers identify its bytes
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
@@ -106,7 +106,7 @@ class ProducerBatch(Batch):
         self.doubted_in = NO_TOPICS
         """The ids of the topics whose logs may contain the records; NAMED for a topic that was addressed by name."""
         self.refusals: Mapping[int, int] = NO_REFUSALS
-        """The number of answers to this batch by error code."""
+        """The number of error responses to this batch, by error code."""
         self.moments: tuple[Moment, ...] = ()
         """Events that occurred while the batch was in flight. They end the batch unless the attempt succeeds."""
         self.last_error: BaseException | None = None
@@ -161,7 +161,7 @@ class ProducerBatch(Batch):
 
     @property
     def may_withdraw(self) -> bool:
-        """Whether records may still be left out: only before the batch is numbered or sent, and unless it
+        """Whether records may still be left out. False once the batch is numbered, sent or done, and always if it
         `keeps_records`."""
         is_new = self.attempts == 0 and not self.is_numbered
         return is_new and not self.keeps_records and self.state is not BatchState.DONE
@@ -177,7 +177,7 @@ class ProducerBatch(Batch):
     ) -> ProducerBatch:
         """Return a closed batch with the records from index `first` up to, but not including, `end`.
 
-        Records in `errors` are left out; they end with these errors when the new batch ends.
+        Records in `errors` are left out; they fail with those errors when the new batch completes.
         """
         room = self.size - HEADER_SIZE
         part = ProducerBatch(
@@ -198,7 +198,7 @@ class ProducerBatch(Batch):
         return part
 
     def replace_with(self, parts: list[tuple[int, ProducerBatch]]) -> None:
-        """End this batch and let its parts, (first index, batch), replace it."""
+        """End this batch and replace it with its parts, a list of (first index, batch)."""
         self._drop_bytes()
         self.split_into(parts)
         for waiting in self.flushes:
@@ -262,7 +262,7 @@ class ProducerBatch(Batch):
         return bool(crc32c(payload, crc32c(header[_UNSUMMED.size :])) == checksum)
 
     def count_refusal(self, code: int) -> None:
-        """Count an answer that has this error code."""
+        """Count an error response with this code."""
         self.refusals = {**self.refusals, code: self.refusals.get(code, 0) + 1}
 
     def _header(
@@ -298,9 +298,10 @@ class ProducerBatch(Batch):
         self.state = BatchState.CLOSED
 
     def succeed(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None:
-        """End the batch without an error of its own: the records are in the log or, with acks=0, were written.
+        """End the batch without an error of its own: the records are in the log or, with acks=0, were written to the
+        connection.
 
-        Records that have errors of their own end with those errors. This may apply to all records of the batch.
+        Records that have errors of their own fail with those errors. This may apply to all records of the batch.
         """
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)
@@ -321,7 +322,7 @@ class ProducerBatch(Batch):
 
 
 class FlushWait:
-    """Waits until a number of batches have ended."""
+    """Waits until all of the given batches have ended."""
 
     __slots__ = ("future", "left")
 
@@ -391,7 +392,7 @@ class BatchBuilder:
         """Add a record, serialized with the producer's serializers. Return None if the batch is closed or full.
 
         Raises:
-            InvalidRecordError: a value is not bytes, a header is not (str, bytes), or a timestamp is negative.
+            InvalidRecordError: a key or value is not bytes, a header is not (str, bytes), or a timestamp is negative.
             SerializationError: a serializer raised an exception (the `__cause__`).
             IllegalStateError: a serializer is async.
         """
@@ -430,7 +431,7 @@ class BatchBuilder:
         """Encode the records again as the interceptors changed them, in a batch of at most `limit` bytes.
 
         Raises:
-            InvalidRecordError, SerializationError: as `append`.
+            InvalidRecordError, SerializationError: as for `append`.
             RecordTooLargeError: the records exceed the limit.
             IllegalStateError: the batch was sent before.
         """
@@ -448,7 +449,7 @@ class BatchBuilder:
         self._batch = batch
 
     def take(self) -> ProducerBatch:
-        """Return the batch to be sent. It can be taken until it has entered a queue."""
+        """Return the batch to be sent. It may be called again until the batch has entered a queue."""
         self._check_is_unsent()
         batch = self._batch
         if batch.record_count == 0:
@@ -474,4 +475,4 @@ class BatchRecordMetadata(NamedTuple):
 
 
 def nobody(batch: ProducerBatch) -> None:
-    """Ignore the errors that no caller retrieves."""
+    """Ignore errors that no caller has retrieved."""

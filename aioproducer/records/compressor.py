@@ -33,8 +33,8 @@ MOST_IN_LOOP = 0.5
 MOST_IN_TURN = 1.0
 """The maximum time in milliseconds for compressing batches in one turn of the loop."""
 TELL_AFTER = 1.0
-"""The time in milliseconds after which a thread returns its finished batches even if more are waiting. By then, it has
-enough of them for a large request."""
+"""The time in milliseconds after which a thread returns its finished batches even if more are waiting. By then, they
+are enough for a large request."""
 
 
 class BatchCompressor:
@@ -87,7 +87,8 @@ class BatchCompressor:
         self._jobs: set[asyncio.Future[None]] = set()
 
     def compress(self, batch: ProducerBatch) -> None:
-        """Complete and compress a closed batch, now or soon. It must not be sent while `is_being_compressed`."""
+        """Complete and compress a closed batch, now or in a thread. It must not be sent while it
+        `is_being_compressed`."""
         if not self.compress_if_quick(batch):
             batch.is_being_compressed = True
             self._waiting.append((batch, batch.payload))
@@ -155,7 +156,7 @@ class BatchCompressor:
         if (error := job.exception()) is not None:
             self._compress_waiting_now(error)
         elif self._waiting:
-            self._start_job()  # a batch arrived after the last check of the job
+            self._start_job()  # a batch arrived after the job's last check
 
     def _compress_waiting_now(self, error: BaseException) -> None:
         """Compress waiting batches in the loop, because a thread could not be started or has failed."""

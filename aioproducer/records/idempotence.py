@@ -18,7 +18,8 @@ class ProducerIdentity(NamedTuple):
     producer_id: int
     epoch: int
     is_transactional: bool = False
-    """True with a transactional id: batches have the transactional bit, and the coordinator raises the epoch."""
+    """True if the producer has a transactional id: batches have the transactional bit, and the coordinator raises the
+    epoch."""
 
 
 def sequence_after(sequence: int, count: int) -> int:
@@ -59,10 +60,11 @@ class Idempotence:
         self.identity: ProducerIdentity | None = None
         """The identity for new batches; changed only by `use`."""
         self.needs_identity = enabled
-        """True while no batch can be numbered because no broker has provided a producer id yet."""
+        """True while no batch can be numbered because a broker must first provide a producer id."""
         self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
         self._replaced: set[tuple[UUID, int]] = set()
-        """The keys of former topics, which have been re-created; outdated metadata may still name them."""
+        """The keys of partitions whose topic was re-created with another id. Outdated metadata may still contain the
+        old id."""
 
     def use(self, identity: ProducerIdentity | None) -> None:
         """Number batches under this identity from now on; with None, wait for another one."""

@@ -17,8 +17,8 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_nam
 class Interceptor(Protocol):
     """An item of `Producer(interceptors=[...])`. An object needs only one of the two methods.
 
-    Both methods run in the producer's event loop and must not block. They cannot be async. To recognize a record again,
-    on_send may return `record._replace(context=...)`.
+    Both methods run in the producer's event loop and must not block. They cannot be async. If on_send
+    returns `record._replace(context=...)`, on_acknowledgement can recognize the record by its context.
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
@@ -36,7 +36,7 @@ class Interceptor(Protocol):
 
 
 class Interceptors:
-    """All interceptors of a producer, in order. Without interceptors, each call does nothing."""
+    """All interceptors of a producer, in order. Without interceptors, each method does nothing."""
 
     def __init__(self, interceptors: Sequence[Interceptor], log: ClientLog) -> None:
         self._log = log

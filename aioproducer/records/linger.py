@@ -1,6 +1,7 @@
 """Finds the open batches that have lingered long enough.
 
-The accumulator adds each batch when it is opened and asks which ones are due. Nothing here reads a clock."""
+The accumulator adds each batch when it is opened and asks which ones are due. This module does not read a clock; its
+callers pass the time."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Lingers:
 
     def __init__(self, config: ProducerConfig) -> None:
         self._linger = config.linger
-        # The request needs the time that remains of the delivery timeout after the linger.
+        # The part of the delivery timeout that remains after the linger is needed for the request.
         self._longest_rest = min(LONGEST_REST, config.request_timeout / 4)
         self._many = config.linger / SECONDS_PER_BATCH
         """The number of batches that can be sent within one linger."""
@@ -66,7 +67,7 @@ class Lingers:
         return ended
 
     def next_due(self) -> float | None:
-        """Return the loop time at which the next linger ends, or None."""
+        """Return the loop time at which the next linger ends, or None if no batch lingers."""
         times = [self._prompt[0][0]] if self._prompt else []
         if self._lingering:
             times.append(max(self._lingering[0][0], self._rest_ends()))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PendingRecord:
-    """A record that waits to be appended. `delivery` is set once it is in the buffer, even if the caller was
+    """A record that waits to be appended. `delivery` is set once the record is in the buffer, even if the caller was
     cancelled."""
 
     __slots__ = (
@@ -35,7 +35,7 @@ class PendingRecord:
         of_key: UserSerializer | None = None,
     ) -> None:
         self.topic: object = record.topic
-        """The topic as it was passed to `send`. An interceptor may have returned a record for another one."""
+        """The topic as it was passed to `send`. An interceptor may have returned a record for another topic."""
         self.intercepted = record
         """The record as the interceptors returned it."""
         self.is_intercepted = False

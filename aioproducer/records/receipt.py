@@ -23,8 +23,9 @@ class Receipt:
         receipt.errors                 # {row: error}
         await receipt.delivery(7)      # the RecordMetadata of row 7
 
-    Cancelling a task that awaits the receipt has no effect on the rows. A failed row is logged and counted by `close()`
-    unless `errors` was read or the receipt was awaited, as with the delivery of a single record.
+    Cancelling a task that awaits the receipt has no effect on the rows. A failed row is logged, and counted in the
+    CloseReport, unless `errors` was read or the receipt was awaited. The delivery of a single record behaves in the
+    same way.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Receipt:
         """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """The current waits for all rows; the timeout of the call ends them."""
+        """The current waits for all rows; the call's timeout ends them."""
 
     def __len__(self) -> int:
         """Return the number of rows of the call."""
@@ -120,7 +121,7 @@ class Receipt:
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The error of each row that failed so far. If its `outcome` is UNKNOWN, the row may nevertheless be in the
+        """The error of each row that has failed so far. If its `outcome` is UNKNOWN, the row may nevertheless be in the
         log."""
         self._is_seen = True
         return self._errors(marks_retrieved=True)
@@ -170,7 +171,7 @@ class Receipt:
 
     def _checked(self, row: int) -> int:
         if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
+            raise IndexError(f"row {row} does not exist; the number of rows is {len(self)}")
         return row
 
     def _rows_of(self, partition: int) -> memoryview:
@@ -221,7 +222,7 @@ def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
 
 
 def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield the batches that now contain the records from index `first` on."""
+    """Yield (batch, index of the first record, count) for each batch that now contains some of these records."""
     if batch.parts is None:
         yield batch, first, count
         return
@@ -243,7 +244,7 @@ def _failed(batch: Batch) -> dict[int, BaseException]:
 
 
 def _without(left_out: dict[int, BaseException], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges (start, end) of indexes from `first` up to `end` that are not in `left_out`."""
+    """Yield (start, end) for each run of indexes in range(first, end) that are not in `left_out`."""
     for index in sorted(left_out):
         if first <= index < end:
             if first < index:

@@ -1,6 +1,6 @@
 """The user's serializers: how each is called, and the errors of its failures.
 
-The calls are compiled (_user_code.pxi), except those that have to wait."""
+Compiled code calls the serializers (_user_code.pxi). This module waits for the results of async serializers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from aioproducer.records._record_path import (
 from aioproducer.types import Headers, is_buffer, qualified_name, takes_second
 
 LONGEST_CAUSE = 200
-"""The number of characters of an exception's text that our error repeats."""
+"""The maximum number of characters that our error quotes from an exception's text."""
 MOST_KEPT = 32
-"""The number of serializers for single records that are kept. A new lambda for each record must not fill the memory."""
+"""The maximum number of serializers passed to `send` that are kept. A new lambda for each record must not exhaust the
+memory."""
 
 
 class SerializerObject(Protocol):
@@ -42,7 +43,7 @@ class BoundSerializer(UserSerializer):
     """A serializer of the user for one field, "value" or "key". Its constructor decides how it is called.
 
     A callable gets `(value, context)` if its second positional parameter is required or is named `ctx` or `context`.
-    Every other callable gets `(value)`, also one without a signature. None is never serialized.
+    Every other callable gets `(value)`, including one without a signature. None is never serialized.
     """
 
     def __init__(self, serializer: Any, field: str) -> None:
@@ -71,7 +72,8 @@ class BoundSerializer(UserSerializer):
     def settle(self, topic: str, result: Any) -> Any:
         """Return a result other than bytes if it can be sent, or a Waiting if it must be awaited.
 
-        A coroutine is started at once. If it has nothing to wait for, such as a schema in a cache, it ends here.
+        A coroutine is started at once. If it does not have to wait, for example because its schema is cached, it
+        finishes here.
 
         Raises:
             SerializationError: the result is neither a buffer nor awaitable, or the coroutine raised an exception.
@@ -113,7 +115,7 @@ class _Started:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         # The traceback of an exception refers to this frame. To avoid a cycle, the frame keeps neither the exception
-        # nor the future that has it.
+        # nor the future that contains it.
         awaited, self._awaited = self._awaited, None
         while True:
             try:
@@ -143,7 +145,7 @@ async def finish(serialization: Serialization) -> None:
     """Run the serializers that were not called yet, and wait for async ones.
 
     Raises:
-        SerializationError: a serializer raised an exception, which is the cause, or did not return bytes.
+        SerializationError: a serializer raised an exception (the `__cause__`) or did not return bytes.
     """
     while not serialization.run():
         waiting = serialization.waiting
@@ -159,7 +161,7 @@ def finish_now(serialization: Serialization, caller: str) -> None:
     """Run the serializers that were not called yet, without waiting.
 
     Raises:
-        SerializationError: as `finish`.
+        SerializationError: as for `finish`.
         IllegalStateError: an async serializer has to wait.
     """
     if serialization.run():
@@ -178,7 +180,7 @@ class Serializers:
         self.of_value = None if of_value is None else BoundSerializer(of_value, "value")
         self.of_key = None if of_key is None else BoundSerializer(of_key, "key")
         self._given: dict[tuple[Any, str], BoundSerializer] = {}
-        """The last serializers that were passed to `send`."""
+        """The last serializers that were passed to `send`, at most MOST_KEPT."""
 
     @property
     def is_empty(self) -> bool:
@@ -188,7 +190,7 @@ class Serializers:
         """Return the BoundSerializer of a serializer that was passed to `send`.
 
         Raises:
-            InvalidRecordError: it is not a serializer.
+            InvalidRecordError: the argument is not a serializer.
         """
         try:
             return self._given[serializer, field]
@@ -213,7 +215,7 @@ class Serializers:
 def _text_of(error: Exception) -> str:
     try:
         return escaped(str(error), LONGEST_CAUSE)
-    except Exception:  # of the user's __str__; the exception is the cause of our error also without its text
+    except Exception:  # the user's __str__ failed; the exception is still the `__cause__` of our error
         return ""
 
 

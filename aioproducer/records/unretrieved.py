@@ -1,6 +1,6 @@
 """Counts and logs failed records whose result was never retrieved, by topic and error.
 
-Batches report them when they are deleted, in any thread, possibly during a garbage collection."""
+A batch reports its failed records when it is deleted, in any thread, possibly during a garbage collection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unretrieved:
         self._logged_late: set[tuple[str, str]] = set()
         """The (topic, error name) pairs that were logged after the loop had stopped. Later failures of a pair are only
         counted."""
-        # Reentrant, since a garbage collection may call add() while the lock is held.
+        # The lock is reentrant, since a garbage collection may call add() while the lock is held.
         self._lock = threading.RLock()
 
     def add(self, topic: str, error: BaseException, count: int) -> None:
@@ -55,7 +55,7 @@ class Unretrieved:
             self.log()
 
     def _log_later(self) -> None:
-        """Start the timer for the log line; runs in the loop. After close(), no timer may be left, so log
+        """Start the timer for the log line; runs in the loop. After close(), no timer may be started, so log
         immediately."""
         if self._is_closed:
             self.log()

@@ -1,6 +1,7 @@
 """Checks addresses: the results of the user's address filters, and the IP addresses that are rejected by default.
 
-The functions do no I/O. Brokers calls them before it connects to a broker, and the dialer before it opens a socket."""
+The functions do no I/O. The class `Brokers` calls them before it connects to a broker, and the dialer before it opens
+a socket."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def as_address(value: object) -> tuple[str, int] | None:
 
 
 def described(value: object) -> str:
-    """Describe the result of a user's function for an error text. Closes the coroutine of an async function."""
+    """Describe the result of a user's function for an error text. If it is a coroutine, close it."""
     if inspect.iscoroutine(value):
         value.close()  # it is never awaited
         return "a coroutine (use a plain function, not an async one)"

@@ -53,7 +53,7 @@ Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
 
 
 class Authentication:
-    """The authentication of one connection. The broker may limit the length of the session; otherwise it never ends."""
+    """The authentication of one connection. The broker may limit the session; otherwise the session never ends."""
 
     def __init__(self, login: Login, who: object, *, host: str, timeout: float, renew_at: float) -> None:
         """Store the arguments; credentials are requested later.
@@ -81,7 +81,7 @@ class Authentication:
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
-        """Return a new machine with credentials. The user's function has the time limit of a step, because it may hang.
+        """Return a new machine with credentials. The time limit of a step also limits the user's function.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -196,7 +196,7 @@ async def authenticate(
 async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) -> None:
     version = versions.of(ApiKey.SASL_HANDSHAKE)
     if version < 1:
-        # Before KIP-152 tokens were sent without Kafka's frames.
+        # Before KIP-152, tokens were sent without Kafka's frames.
         raise UnsupportedVersionError("it supports only version 0 of SaslHandshake")
     answer = await ask(SaslHandshakeRequest(mechanism=name), version)
     assert isinstance(answer, SaslHandshakeResponse)
@@ -234,7 +234,7 @@ def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: obje
     if action is Action.SUCCEED:
         return
     name, code = mechanism.name, error_name(answer.error_code)
-    # Replaced in the response as well, since tracebacks of the errors below refer to it.
+    # The response gets the redacted text as well, because tracebacks of the errors below refer to it.
     told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
     if action is Action.FAIL:
         raise AuthenticationError(f"{who}: the broker rejected the {name} credentials: {told or code}")

@@ -28,7 +28,7 @@ class Gssapi:
         Args:
             service: the first part of the brokers' principals, e.g. "kafka".
             host: the broker's name in its principal (service/host@REALM).
-            principal: this client's principal; by default the only one of the cache or the keytab.
+            principal: this client's principal; by default, that of the cache or of the keytab.
             keytab: a file that contains this client's key.
 
         Raises:

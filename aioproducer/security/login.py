@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
 
 COMPUTING = 4
-"""The maximum number of slow steps that run at the same time: SCRAM derives keys, and Kerberos contacts its servers."""
+"""The maximum number of slow steps that run at the same time: key derivations of SCRAM, and Kerberos requests."""
 
 
 class Login:
@@ -76,7 +76,7 @@ class Login:
         return await self._reading.call(self._tls.current)
 
     async def mechanism(self, host: str) -> Mechanism:
-        """Return a machine for one authentication to the broker of that name, with the current credentials.
+        """Return a machine with the current credentials, for one authentication to the broker `host`.
 
         Raises:
             AuthenticationError: the user's function failed, or its result can't be sent.
@@ -153,7 +153,7 @@ class Login:
             return token
 
     def _youth(self, token: OAuthToken) -> float:
-        """Return how many seconds a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
+        """Return for how many seconds a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
 
         The result is 0 if the lifetime is unknown; each authentication then requests a new token.
         """

@@ -1,6 +1,6 @@
 """Prepares PEM text for OpenSSL, and finds out what is wrong with PEM text that OpenSSL cannot use.
 
-The functions are called by tls. They open no file, and their messages contain nothing of the text."""
+The module tls calls these functions. They open no file, and their messages contain nothing of the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PKCS12 = re.compile(rb"\x30(?:[\x00-\x80]|\x81.|\x82..|\x83...|\x84....)\x02\x0
 
 
 class Source(NamedTuple):
-    """PEM text and its source."""
+    """PEM text, with the setting and the file that it comes from."""
 
     setting: str
     name: str

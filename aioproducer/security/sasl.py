@@ -117,7 +117,7 @@ class Scram(_Machine):
 
         Args:
             mechanism: "SCRAM-SHA-256" or "SCRAM-SHA-512".
-            username: the name of a user who was created in Kafka, or the id of a delegation token.
+            username: the name of a SCRAM user of the Kafka cluster, or the id of a delegation token.
             password: the password, or the token's HMAC.
             nonce: printable characters without a comma; unpredictable and never used before.
             token_auth: the user name and the password are those of a delegation token (KIP-48).
@@ -261,7 +261,7 @@ class OAuthToken:
         """Check and store the values.
 
         Args:
-            value: the token that follows "Bearer".
+            value: the token, as sent after "Bearer".
             lifetime: seconds from now, or None if unknown. By default, the token is reused for about the first 80% of
                 its lifetime (see sasl_login_refresh_window_factor).
             extensions: names and values for the broker, e.g. {"logicalCluster": "lkc-1"}.
@@ -340,8 +340,8 @@ def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:
 
 
 def _jwt_expiry(token: Secret) -> float | None:
-    """Return the expiry of a JSON web token in seconds since 1970; None if it is unknown. The token is not verified,
-    which is the broker's task."""
+    """Return the expiry of a JSON web token in seconds since 1970; None if it is unknown. The token is not verified;
+    that is the broker's task."""
     if token.is_lost:
         return None
     parts = token.reveal().split(".")
@@ -397,7 +397,7 @@ def _refuse_lost(mechanism: str, secret: Secret) -> None:
 
 
 def _is_plain_text(text: str) -> bool:
-    # No error is raised from here, because the codec's error contains the text.
+    # The codec's error is not passed on, because it contains the text.
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 """Creates an ssl.SSLContext from the settings.
 
 Certificates are read again when their files change. Because this module opens files, it is called in a thread. A
-context created here checks the broker's chain and host name and uses TLS 1.2 or 1.3; only a context that the user
-created may omit these checks."""
+context created by this module checks the broker's certificate chain and host name and uses TLS 1.2 or 1.3. Only a
+context created by the user may omit these checks."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 
 def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
-    """Return the given text as a Source; without one, return the file, which is not read yet."""
+    """Return the given text as a Source; if it is None, return the file, which is not read yet."""
     if text is not None:
         return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
     assert path is not None  # settings/security.py rejects a key or a certificate without the other
@@ -453,8 +453,8 @@ def _cryptography(prefix: str) -> Any:
         from cryptography.hazmat.primitives.serialization import pkcs12
     except ImportError:
         raise ConfigError(
-            f"{prefix}_location: PKCS12 needs the library cryptography: pip install 'aioproducer[pkcs12]'; PEM "
-            "needs none",
+            f"{prefix}_location: PKCS12 needs the cryptography package (pip install 'aioproducer[pkcs12]'); PEM "
+            "needs no package",
             setting=f"{prefix}_location",
             value=None,
         ) from None
@@ -469,7 +469,7 @@ class _Crypto:
 
 @contextlib.contextmanager
 def _explained(setting: str, source: str) -> Iterator[None]:
-    """Turn errors of files and of OpenSSL into a ConfigError that names the setting but shows no content."""
+    """Turn file errors and OpenSSL errors into a ConfigError that names the setting but shows no content."""
     try:
         yield
     except ConfigError:
@@ -561,7 +561,7 @@ def handshake_error(who: object, error: ssl.SSLError) -> TlsError:
         if hint := _CERTIFICATE_HINTS.get(error.verify_code):
             why = f"{why}; {hint}"
     elif reason in _PLAINTEXT:
-        why = "the peer does not speak TLS: is this a listener of PLAINTEXT or SASL_PLAINTEXT, or not a Kafka broker?"
+        why = "the peer does not speak TLS: is it a PLAINTEXT or SASL_PLAINTEXT listener, or not a Kafka broker?"
     else:
         hint = next((hint for end, hint in _HINTS.items() if reason.endswith(end)), "")
         why = f"the TLS handshake failed: {hint or 'OpenSSL says'} ({reason or escaped(str(error))})"

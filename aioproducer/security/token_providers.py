@@ -57,12 +57,12 @@ class OidcTokenProvider:
         """Store the arguments; a token is requested later.
 
         Args:
-            url: the token endpoint; https, except on this machine. Redirects are not followed, and no proxy
+            url: the URL of the token endpoint: https, or http on this machine. Redirects are not followed, and no proxy
                 or password is taken from the environment.
             client_id: the client's name.
             client_secret: the client's password.
             scope: the scope of the token; None leaves it to the endpoint.
-            audience: the audience of the token, for endpoints that ask for one.
+            audience: the audience of the token, for endpoints that require one.
             url_encode: encode the id and the secret before they are joined. RFC 6749 requires this, but many servers
                 do not.
             authorities: the trusted certificates, as PEM text or as the path of a PEM file; by default, those of the
@@ -189,9 +189,7 @@ def _token_of(body: bytes) -> OAuthToken | None:
         answer = json.loads(body)
         lifetime = answer.get("expires_in")
         seconds = None if lifetime is None else max(float(lifetime), 0.0)
-        return OAuthToken(
-            answer["access_token"], seconds
-        )  # a ConfigError, which is a ValueError, if it is null
+        return OAuthToken(answer["access_token"], seconds)  # null raises ConfigError, which is a ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
@@ -201,7 +199,7 @@ def _httpx() -> Any:
         import httpx
     except ImportError:
         raise ConfigError(
-            "tokens from an endpoint need the library httpx: pip install 'aioproducer[oidc]'",
+            "tokens from an endpoint need the httpx package: pip install 'aioproducer[oidc]'",
             setting="sasl_oauthbearer_token_endpoint_url",
             value=None,
         ) from None
@@ -209,7 +207,7 @@ def _httpx() -> Any:
 
 
 class MskIamTokenProvider:
-    """Signs tokens for Amazon MSK with IAM: each is a URL signed for kafka-cluster:Connect. Extra: aioproducer[msk].
+    """Creates tokens for IAM in Amazon MSK: each is a URL signed for kafka-cluster:Connect. Extra: aioproducer[msk].
 
     Amazon's own signer creates the token. It runs in a thread, because it may have to fetch credentials first.
     """
@@ -335,7 +333,7 @@ class GcpTokenProvider:
             from google.auth.transport.requests import Request
         except ImportError:
             raise ConfigError(
-                "Google Cloud needs the library google-auth: pip install 'aioproducer[gcp]'",
+                "Google Cloud needs the google-auth package: pip install 'aioproducer[gcp]'",
                 setting="sasl_oauth_token_provider",
                 value=None,
             ) from None
@@ -376,7 +374,7 @@ class GcpTokenProvider:
 
 
 class AzureTokenProvider:
-    """Gets tokens of Microsoft Entra ID, which Azure Event Hubs and other brokers accept. Extra: aioproducer[azure].
+    """Gets tokens from Microsoft Entra ID, which Azure Event Hubs and other brokers accept. Extra: aioproducer[azure].
 
     azure-identity gets the token, in a thread.
     """
@@ -406,7 +404,7 @@ class AzureTokenProvider:
                 from azure.identity import DefaultAzureCredential
             except ImportError:
                 raise ConfigError(
-                    "Azure needs the library azure-identity: pip install 'aioproducer[azure]'",
+                    "Azure needs the azure-identity package: pip install 'aioproducer[azure]'",
                     setting="sasl_oauth_token_provider",
                     value=None,
                 ) from None

@@ -1,1 +1,1 @@
-"""The sender and the handling of the brokers' answers."""
+"""The sender, the handling of the brokers' responses, and the producer's start and end."""

@@ -78,8 +78,8 @@ class Bulk(RecordPath):
         )
 
     def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
-        """Return the serializer of (key, value) for batches built by hand. It does not get a topic, and cannot be
-        async."""
+        """Return the function that serializes (key, value) for batches built by hand, or None if there are no
+        serializers. Serializers that need a topic are rejected, and async ones cannot be awaited."""
         of_value, of_key = self._serializers.of_value, self._serializers.of_key
         if of_key is None and of_value is None:
             return None
@@ -102,8 +102,9 @@ class Bulk(RecordPath):
     ) -> Delivery:
         """Send a batch that was built by hand. Return the delivery of its first record.
 
-        The records were encoded when they were appended to the batch. Interceptors see each record now, and the batch
-        is encoded again with the records that they return. They cannot change the topic or the partition.
+        The records were encoded when they were appended to the batch. Interceptors receive the records only when the
+        batch is sent, and the batch is encoded again with the records that they return. They cannot change the topic or
+        the partition.
 
         Args:
             batch: a batch from `create_batch`. It can be sent only once.
@@ -113,7 +114,7 @@ class Bulk(RecordPath):
 
         Raises:
             IllegalStateError: the batch is empty or was sent before.
-            Others as `send`.
+            Others as for `send`.
 
         If the call is cancelled while it waits, the batch is not sent. A batch that is already in the buffer is sent.
         """
@@ -259,7 +260,7 @@ class Bulk(RecordPath):
 
         Raises:
             InvalidRecordError: the columns are malformed, or differ in length.
-            Others as `send`. If send_many() raises, no row is sent.
+            Others as for `send`. If send_many() raises, no row is sent.
 
         If the call is cancelled, only the rows that are already in the buffer are sent. These are the first rows.
         """
@@ -326,8 +327,7 @@ class Bulk(RecordPath):
         self._wake.set()
 
     async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
-        """Wait for a partition that is not in the metadata yet. If it does not appear, the append gives its rows an
-        error."""
+        """Wait for a partition that is not in the metadata yet. If it does not appear, the append rejects its rows."""
         end, _ = self._end_of_wait(deadline)
         info = await self._metadata.wait_for_topic(topic, end)
         if largest >= len(info.partitions):
@@ -366,7 +366,7 @@ class Bulk(RecordPath):
             value, key, partition, timestamp_ms, headers = rows.record()
             if (
                 rows.has_waited_in_vain and not self._config.interceptors
-            ):  # an interceptor may send it elsewhere
+            ):  # an interceptor may choose another partition
                 self._check_has_partition(topic, partition)
             record = ProducerRecord(topic, value, key, partition, timestamp_ms, headers)
             pending = PendingRecord(record, self._serializers.of_value, self._serializers.of_key)
@@ -396,7 +396,7 @@ class Bulk(RecordPath):
 
     def _end_of_wait(self, deadline: float) -> tuple[float, str]:
         """Return the loop time until which a call that begins now may wait, and the name of the limit: max_block_ms,
-        unless the deadline of the caller's timeout is earlier."""
+        unless `deadline`, set by the call's timeout, is earlier."""
         end = self._loop.time() + self._config.max_block
         return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")
 

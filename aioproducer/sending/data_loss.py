@@ -28,7 +28,7 @@ class DataLoss(NamedTuple):
 
     topic: str
     partitions: dict[int, int]
-    """The last acknowledged offset of each affected partition, by partition."""
+    """The last acknowledged offset of each affected partition, by partition number."""
     is_certain: bool
     reason: str
 
@@ -41,7 +41,7 @@ class LossWatch:
         self._log = config.log(__name__)
         self._metadata_max_age = config.metadata_max_age
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
-        """If False, answers of two leaders may be in flight, and the later one may have the lower offset."""
+        """If False, responses from two leaders may be in flight, and the later response may have the lower offset."""
         self._ends: dict[PartitionQueue, tuple[int, tuple[int, int]]] = {}
         """The offset after the last acknowledged record, and the order of its batch."""
         self._infos: dict[str, TopicInfo] = {}
@@ -73,7 +73,7 @@ class LossWatch:
         last = self._of_former_topic.get(queue)
         if last is not None:
             if batch.order <= last:
-                return  # acknowledged for the former topic
+                return  # the batch was acknowledged for the former topic
             del self._of_former_topic[queue]
         if batch.order < order:
             return  # the batch is older than the last acknowledged one

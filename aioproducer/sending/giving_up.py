@@ -17,7 +17,7 @@ from aioproducer.sending.producer_id import ProducerIdSource
 
 
 class GivingUp:
-    """Ends batches without an answer, each with a reason that the user can act on. Used only by the sender."""
+    """Fails batches that have no answer, each with a reason that the user can act on. Used only by the sender."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Starts and stops a producer: start() creates its parts, and close() stops them, even after the producer was
-dropped."""
+"""Starts and stops a producer: start() creates its parts, and close() stops them. A running producer that is dropped is
+closed in the background."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CloseReport:
     unknown: int
     """The number of failed records that may be in the log."""
     unretrieved: dict[tuple[str, str], int]
-    """The number of failed records whose result was not retrieved, by (topic, error)."""
+    """The number of failed records whose result was not retrieved, by (topic, name of the error)."""
 
 
 class Lifecycle(VitalSigns, Transactional, FromConfig):
@@ -193,7 +193,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._hooks.tell(self._hooks.on_start, StartEvent(self._config.client_id, cluster_id, seconds))
 
     def _make_parts(self) -> None:
-        """Create the parts behind the buffer. None of them is active yet."""
+        """Create the buffer and the parts behind it. None of them is active yet."""
         core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random, self._hooks)
         self._wake = core.wake
         self._brokers = brokers = Brokers(core)
@@ -212,7 +212,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     async def _open(self, *, wait: bool) -> None:
-        """Start the parts, after the first metadata response unless `wait` is False."""
+        """Start the parts. If `wait` is true, wait for the first metadata response before starting the sender."""
         config = self._config
         self._spawn(self._metadata.run(), "aioproducer-metadata")
         if wait:
@@ -247,7 +247,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
 
     def _spawn(self, coroutine: Any, name: str) -> None:
         task = new_task(self._loop, coroutine, name)
-        # Weak, like every reference from the loop to a producer, so that a dropped producer is garbage-collected.
+        # The reference is weak, like all from the loop to a producer, so that a dropped producer is garbage-collected.
         task.add_done_callback(partial(_task_ended, weakref.ref(self)))
         self._tasks.append(task)
 
@@ -358,7 +358,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     async def _finish(self) -> None:
-        """End the transaction and flush. This part of close() may take long."""
+        """End the transaction and flush. This part of close() may take a long time."""
         await self._end_transaction()
         await self._accumulator.flush()
 
@@ -372,7 +372,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After an exception, including a cancellation, there is no wait for the remaining records.
+        # After an exception, including a cancellation, close() does not wait for the remaining records.
         await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
 
     def _seconds_to_leave(self) -> float:
@@ -432,7 +432,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
     def _close_dropped(self) -> bool:
         """Close a running producer that is no longer referenced. Return False if its loop can no longer do that.
 
-        The task of close() refers to the producer, which lives until the task ends; its __del__ is not called again.
+        The task of close() keeps the producer alive until the task ends. The producer's __del__ is not called again.
         The garbage collector may call this in any thread.
         """
         if self._state is not ProducerState.RUNNING or self._process != os.getpid() or self._loop.is_closed():

@@ -37,7 +37,7 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM
 DEFAULT_INTERVAL = 300.0
 """Seconds between two attempts until a broker has named an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
-"""Seconds between two checks whether a broker has answered, so that it can be asked for subscriptions."""
+"""Seconds between two checks whether a broker has answered. Before that, no broker can be asked for subscriptions."""
 SHORTEST_INTERVAL = 0.1
 """The minimum number of seconds between two pushes, even if a broker asks for a shorter interval."""
 LAST_PUSH = 1.0
@@ -56,7 +56,7 @@ class Subscription(NamedTuple):
     most_bytes: int
     codec: Codec
     is_delta: bool
-    """True if counters start again after each push."""
+    """True if counters restart at 0 after each push (delta temporality)."""
 
     @classmethod
     def of(cls, response: GetTelemetrySubscriptionsResponse) -> Subscription:
@@ -78,7 +78,7 @@ class Subscription(NamedTuple):
 
 
 class MetricsPush:
-    """The task that asks for subscriptions and pushes metrics; also holds the client instance id."""
+    """The task that asks for subscriptions and pushes metrics; also keeps the client instance id."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class MetricsPush:
         subscription = Subscription.of(response)
         self._interval = subscription.interval
         if not subscription.prefixes or self._instance_id is None:
-            return self._interval  # nothing is wanted now
+            return self._interval  # the brokers want no metrics now
         self._subscription, self._is_first = subscription, True
         return 0.0
 
@@ -221,8 +221,8 @@ class MetricsPush:
         return self._failed("to push metrics", response.error_code, action)
 
     def _own_points(self, subscription: Subscription) -> Iterator[Point]:
-        """Return the values of the user's metrics (KIP-1076). If a metric raises an exception, this is logged and the
-        metric is removed."""
+        """Yield the values of the user's metrics (KIP-1076). If reading a metric raises an exception, log the exception
+        and remove the metric."""
         for name, read in list(self._own.items()):
             if not subscription.wants(name):
                 continue

@@ -46,8 +46,8 @@ class Numbering:
     def prepare(self, queue: PartitionQueue) -> bool:
         """Return whether the first batch of this partition may be sent now, in addition to those in flight.
 
-        Two changes are made here, since they are possible only while no batch of the partition is in flight: a new
-        sequence for a re-created topic, and a new epoch after a gap. Batches that can no longer be sent fail here.
+        prepare() makes two changes that are possible only while no batch of the partition is in flight: a new sequence
+        for a re-created topic, and a new epoch after a gap. It fails batches that can no longer be sent.
         """
         batch: ProducerBatch = queue.batches[0]
         if self._transaction.is_used and not self._may_join(queue):
@@ -115,7 +115,7 @@ class Numbering:
         return not topic.topic_id.int or not sequence.topic_id.int or topic.topic_id == sequence.topic_id
 
     def _sequence_of(self, queue: PartitionQueue) -> PartitionSequence:
-        """Return the sequence of a partition that has nothing in flight. If its topic was re-created, it is a new
+        """Return the sequence of a partition that has nothing in flight. If its topic was re-created, create a new
         sequence."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
@@ -124,7 +124,7 @@ class Numbering:
         sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
         if queue.sequence is not sequence:
             if queue.sequence is not None:
-                # The new log may already contain records with our numbers, from batches that named the topic by its
+                # The new log may already contain records with our numbers, from batches that addressed the topic by
                 # name or were sent again. A new epoch avoids a conflict.
                 if self._transaction.is_used:
                     cause = KafkaError(

@@ -51,7 +51,7 @@ class OwnTimeouts:
         error = self._error(batch, timeout)
         if batch.may_withdraw:
             self._accumulator.withdraw(delivery, error)
-            self._count_failed(batch, 1)  # the others of its batch are counted with the batch
+            self._count_failed(batch, 1)  # the batch's other records are counted with the batch
         else:
             self._accumulator.end_record(delivery, error)
 

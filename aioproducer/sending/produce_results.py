@@ -1,7 +1,7 @@
 """Applies a Produce response, or the lack of one, to each batch of the request.
 
 outcomes.py decides what to do; this module does it: complete, send again, split or fail a batch. The sender passes the
-answers to it; nothing here awaits or writes to a socket."""
+answers to this module, which neither awaits nor writes to a socket."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ SUCCESS = int(ErrorCode.NONE)
 """The error code of each batch in a response that reports only successes."""
 _STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
 NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
-"""The beginning of the message of those NOT_ENOUGH_REPLICAS errors that have nothing to do with replicas."""
+"""The beginning of the message of a NOT_ENOUGH_REPLICAS error whose cause is the transaction, not a lack of
+replicas."""
 
 
 class ProduceResults:
@@ -214,7 +215,8 @@ class ProduceResults:
     def _is_repetition(self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse) -> bool:
         """Return whether a participant's first batch repeats one that was already in the log.
 
-        The batch in the log may come from another producer or from an earlier attempt; the answer is the same.
+        The batch in the log may come from another producer or from an earlier attempt; the broker's answer is the same
+        in both cases.
         """
         sequence = batch.queue.sequence
         if sequence is None or not self._transaction.role.is_repetition(
@@ -279,7 +281,8 @@ class ProduceResults:
     def _retry_soon(self, said: PartitionAnswer) -> None:
         batch = said.batch
         batch.mark_returned()
-        # Fully jittered: the broker verifies one partition of a transactional id at a time (AddPartitionsToTxnManager).
+        # The pause is fully jittered, because the broker verifies one partition of a transactional id at a time
+        # (AddPartitionsToTxnManager).
         longest = exponential(*FAST_RETRY, batch.attempts - 1)
         self._accumulator.requeue(batch, said.now + self._random.uniform(0, longest))
 
@@ -302,7 +305,7 @@ class ProduceResults:
     def _split(self, said: PartitionAnswer) -> None:
         """Split a batch that is too large for the broker (KIP-126).
 
-        The two halves share its sequence numbers and are sent one at a time.
+        The records keep their sequence numbers, if any. The two halves are sent one at a time.
         """
         batch = said.batch
         middle = batch.original_index(batch.record_count // 2)
@@ -352,7 +355,7 @@ class ProduceResults:
             Action.RESEND_INNOCENT: _resend_innocent,
         }
     )
-    """The method for each action that the error table can prescribe for a Produce answer."""
+    """The method for each action that the error table can prescribe for a Produce response."""
 
     # -------------------------------------------------------------------------------------------- no answer
 
@@ -384,7 +387,7 @@ class ProduceResults:
         is_endless = self._config.enable_endless_retries
         holds = {
             Condition.IN_FLIGHT: in_flight,
-            # Endless retries also apply to a batch that may be in the log of a topic that was re-created since.
+            # Endless retries also apply to a batch that may be in the log of a topic that has since been re-created.
             Condition.IN_DOUBT: batch.maybe_persisted or (is_endless and batch.outcome is Outcome.UNKNOWN),
             Condition.ENDLESS: is_endless,
         }
@@ -525,7 +528,7 @@ class ProduceResults:
         self._end_behind(batch)
 
     def _count_not_delivered(self, batch: ProducerBatch, count: int) -> None:
-        """Count records of a batch that end with an error, by the outcome of the batch."""
+        """Count failed records of a batch, by the outcome of the batch."""
         topic = self._metrics.topic(batch.queue.topic)
         if batch.outcome is Outcome.UNKNOWN:
             self._metrics.records_unknown += count

@@ -1,6 +1,6 @@
 """Gets a producer id for idempotence, in a task that asks any broker until one returns an id.
 
-The sender starts the task when it needs an id, and reads the error from here if none was obtained."""
+The sender starts the task when it needs an id. If no id is obtained, `last_error` and `refused` tell the sender why."""
 
 from __future__ import annotations
 

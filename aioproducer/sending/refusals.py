@@ -1,4 +1,4 @@
-"""Builds the texts of failed deliveries: the broker's answer, the reason why a batch failed, and its records' error."""
+"""Builds the errors of failed deliveries and their texts: the broker's answer, or the reason why a batch failed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PartitionAnswer(NamedTuple):
 
 
 def reason_of(batch: ProducerBatch, moment: Moment) -> str:
-    """Return the reason why a batch ends because of this moment."""
+    """Return the text of the reason why `moment` ends a batch."""
     if moment is Moment.BEHIND:
         return str(moment.value)
     return f"delivery timed out: the last error was: {batch.last_error!r}"

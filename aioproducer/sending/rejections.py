@@ -11,14 +11,14 @@ from aioproducer.observe.hooks import Hooks, RejectedEvent
 
 
 class Rejections:
-    """Receives each error that `send` and the other calls raise, and each error of a row of `send_many`."""
+    """Receives each error that `send` and the other calls raise, and the error of each row that `send_many` rejects."""
 
     def __init__(self, metrics: Metrics, hooks: Hooks) -> None:
         self._metrics = metrics
         self._hooks = hooks
 
     def note(self, topic: object, error: BaseException, records: int = 1) -> None:
-        """Count records that were rejected with an error. A cancellation is not an error."""
+        """Count records that were rejected with an error. A cancellation is not counted."""
         if not isinstance(error, Exception):
             return
         self._metrics.count_rejected(error, records)
@@ -53,7 +53,7 @@ class Watched:
         self._records = records
 
     def __enter__(self) -> None:
-        """Enter the block; only an error that leaves it is counted."""
+        """Enter the block. Only an error that the block raises is counted, by __exit__."""
 
     def __exit__(
         self,

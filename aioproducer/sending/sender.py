@@ -37,7 +37,8 @@ LAST_VERSION_OF_V1 = 11
 """From version 12 on, a broker adds every written partition to the transaction, even if v2 is disabled."""
 MOST_IN_PASS = 1000
 """The maximum number of batches per pass, so that other tasks can run: each batch takes the loop some 10 us, and so
-does its answer. It does not apply to transactions, because a broker verifies the partitions of one request together."""
+does its answer. The limit does not apply to transactions, because a broker verifies the partitions of one request
+together."""
 UNREAD_ANSWER_GRACE = 0.05
 """Seconds to wait for answers that may be unread in a socket."""
 
@@ -79,7 +80,7 @@ class Sender:
         )
 
     def abort(self, reason: str) -> None:
-        """Fail all remaining batches. close() calls this when its time has run out."""
+        """Fail all remaining batches. close() calls this after it has waited for them."""
         # If the user closes the producer without a commit, these records are meant to be aborted.
         self._giving_up.abort_all(reason, is_wanted=self._transaction.is_uncommitted)
 
@@ -92,7 +93,7 @@ class Sender:
                 self._wake.clear()
                 await self._wake.sleep(until=self._pass(self._loop.time()))
         except BaseException as error:
-            # A GeneratorExit means that the task is discarded with its loop, when nothing can be awaited.
+            # A GeneratorExit means that the task is discarded with its loop, so nothing can be awaited.
             if not isinstance(error, GeneratorExit):
                 self._wake.close()
                 self._loop_watch.close()
@@ -100,8 +101,7 @@ class Sender:
             raise
 
     def _pass(self, now: float) -> float | None:
-        """Send everything that can be sent. Return the loop time of the next pass, unless the sender is woken
-        earlier."""
+        """Send everything that can be sent. Return the loop time of the next pass; the sender may be woken earlier."""
         if self._metadata.version != self._seen_metadata:
             self._seen_metadata = self._metadata.version
             self._accumulator.update_leaders(self._metadata.cluster)
@@ -146,7 +146,7 @@ class Sender:
 
     def _send_to(self, node_id: int, now: float) -> float | None:
         """Drain a node while it can accept requests. Return the loop time at which to try it again; None if nothing is
-        left or the wake-up event announces the change."""
+        left, or if the wake-up event will be set once the node can be tried again."""
         connection = self._brokers.ready(node_id)
         if (
             connection is not None
@@ -328,7 +328,7 @@ def drain(
     Each call continues where the last one stopped, because a partition moves behind the others when its batch is taken.
 
     Args:
-        accumulator: holds the batches.
+        accumulator: the accumulator that contains the batches.
         prepare: returns whether the first batch of a partition may be sent now (Numbering.prepare).
         node_id: the broker.
         now: the loop's time.

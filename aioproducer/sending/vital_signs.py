@@ -72,8 +72,9 @@ class VitalSigns(RecordPath):
         """Return all counters and gauges. This works in every state, even before start() and after close().
 
         Args:
-            window: seconds, from 10 to 600: return what happened in about this period instead of since the start. For
-                this, the producer keeps a snapshot every 10 s. For other periods, subtract two snapshots yourself.
+            window: seconds, from 10 to 600: return what happened in about the last `window` seconds instead of since
+                the start. For this, the producer takes a snapshot every 10 s. For other periods, subtract two snapshots
+                yourself.
 
         Raises:
             ValueError: the window is not in this range.
@@ -96,12 +97,13 @@ class VitalSigns(RecordPath):
         """
         check_timeout(timeout)
         self._check_usable()
-        began = time.perf_counter()  # uvloop's clock counts milliseconds
+        began = time.perf_counter()  # uvloop's clock has a resolution of 1 ms
         node, _ = await self._brokers.ask_any(MetadataRequest(topics=[]), timeout)
         return Ping(node, time.perf_counter() - began)
 
     def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
-        """Return whether records sent now can be expected to arrive. It sends nothing, so it can be called at any rate.
+        """Return whether records sent now can be expected to arrive. health() sends nothing, so it can be called at any
+        rate.
 
         Use it for a readiness check, but not for a liveness check: restarting a process does not bring brokers back,
         and loses the records in its buffer.
@@ -146,7 +148,7 @@ class VitalSigns(RecordPath):
         Args:
             name: the full name of the metric; brokers subscribe to prefixes of names.
             read: a function that returns the value. It runs in the event loop at each push. If it raises an exception,
-                this is logged and the metric is removed.
+                the exception is logged and the metric is removed.
 
         Raises:
             InvalidArgumentError: the name is not a str, is empty or cannot be encoded as UTF-8, or `read` is not a
@@ -251,7 +253,7 @@ class VitalSigns(RecordPath):
         now = self._loop.time()
         accumulator, memory = self._accumulator, self._accumulator.memory
         # Exporters call this in their own threads while the loop's thread changes the collections; hence the copies.
-        ended = self._metrics.ended  # before the buffered records: see Metrics.snapshot()
+        ended = self._metrics.ended  # read before the buffered records are counted: see Metrics.snapshot()
         incomplete = list(accumulator.incomplete)
         oldest = incomplete[0] if incomplete else None
         snapshot = self._metrics.snapshot(

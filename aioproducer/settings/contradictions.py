@@ -132,7 +132,7 @@ def _look_at_endless_retries(unsettled: UnsettledSettings) -> None:
         raise unsettled.refused(
             name,
             f"contradicts {unsettled.said('transactional_id')}: the broker ends a transaction after "
-            "transaction_timeout_ms; leave it out",
+            "transaction_timeout_ms; leave enable_endless_retries out",
             against=("transactional_id",),
         )
 
@@ -197,7 +197,7 @@ def _settle_timeouts(unsettled: UnsettledSettings) -> None:
 
 
 def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> None:
-    """Lower request_timeout_ms to the time that linger_ms leaves; if it leaves none, set linger_ms to 0."""
+    """Lower request_timeout_ms to what linger_ms leaves of delivery_timeout_ms; set linger_ms to 0 if that is none."""
     room = delivery - unsettled["linger_ms"]
     lowered = ["request_timeout_ms"]
     if room < _SHORTEST_REQUEST:

@@ -45,7 +45,8 @@ _OF_A_SERVICE = re.compile(
     r"(\w*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _URL_OF_A_SERVICE = re.compile(r"(\w*_)?PORT=(tcp|udp|sctp)://.*", re.DOTALL)
-"""Both patterns match, without the prefix, the variables that Kubernetes sets for a Service with such a name."""
+"""Both patterns are for variables that Kubernetes sets for a Service whose name begins with the prefix. They match what
+follows the prefix."""
 
 _OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
 """Two keywords for one setting: overriding one of them also overrides the other."""
@@ -105,7 +106,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
     """
     if not isinstance(prefix, str) or not prefix:
         del environ
-        raise _no_source(f"prefix={prefix!r} must be a str that is not empty: the prefix of all settings")
+        raise _no_source(f"prefix={prefix!r} must be a str that is not empty: the prefix of the variables")
     return [
         _entry(name.removeprefix(prefix).lower(), value, f"environment {name}")
         for name, value in sorted(environ.items())
@@ -170,7 +171,7 @@ def _is_accepted(value_type: ValueType, value: object) -> bool:
 
 
 def _without_content(value: object) -> object:
-    """Return a placeholder for the error message that has the type name of `value`, but nothing of its content."""
+    """Return a substitute for `value` in the error message: it has the same type name, but none of the content."""
     type_name = type(value).__name__
     return type(type_name, (), {"__slots__": (), "__repr__": lambda _: f"<hidden {type_name}>"})()
 
@@ -225,7 +226,7 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
 
 
 class _Found:
-    """The settings found in those entries of a source that were read so far."""
+    """The settings found in the entries of a source that were read so far."""
 
     def __init__(self, overrides: Mapping[str, Any]) -> None:
         self.settings: dict[str, Any] = {}
@@ -276,7 +277,7 @@ class _Found:
         self.origins[name] = _origin(key, entry)
 
     def _note_yield(self, loser: Entry, winner: Entry) -> None:
-        self._notes.append(f"{_named(loser)} has no effect: {_named(winner)} is the same setting here")
+        self._notes.append(f"{_named(loser)} has no effect: {_named(winner)} sets the same thing")
 
     def note(self, reason: str, entry: Entry) -> None:
         """Note that an entry has no effect."""
@@ -288,7 +289,7 @@ class _Found:
         self._unclear.update(unclear)
 
     def forget(self, name: str) -> None:
-        """Drop a setting that a keyword of another name replaces."""
+        """Drop a setting that is replaced by a keyword with another name."""
         self.settings.pop(name, None)
         self.origins.pop(name, None)
         self._mistakes = [mistake for mistake in self._mistakes if mistake.setting != name]
@@ -316,8 +317,8 @@ def _settings_meant(name: str) -> tuple[str, ...]:
 
 
 _BROADER_NAMES = ("socket.timeout.ms",)
-"""librdkafka's names for a setting that librdkafka splits in two and that is one setting here. They yield to the other
-name, for example to request.timeout.ms."""
+"""librdkafka's names for settings that also have a more specific name there, such as request.timeout.ms. If both are
+given, the more specific name takes precedence."""
 
 
 def _yields(loser: Entry, winner: Entry) -> bool:
@@ -346,7 +347,7 @@ def _same(name: str, first: Any, second: Any) -> bool:
 def _unknown(entry: Entry) -> ConfigError:
     if entry.may_be_no_name:
         return ConfigError(
-            f"{entry.origin}: this line has no '=' and is not a setting; is a backslash missing in the line before it?",
+            f"{entry.origin}: this line has no '=' and is not a setting; does the line before it lack a backslash?",
             setting="from_properties",
             value=None,
         )

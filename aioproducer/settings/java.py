@@ -1,4 +1,4 @@
-"""Java classes that configuration files name and that have a counterpart here, or can be left out."""
+"""The Java classes that configuration files may name: they have a counterpart in Python, or can be left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _uuid(value: uuid.UUID | None) -> bytes | None:
 
 _PACKAGE = "org.apache.kafka.common.serialization."
 SERIALIZERS: dict[str, Serialize | None] = {
-    # Bytes need no serializer here.
+    # Bytes need no serializer.
     f"{_PACKAGE}ByteArraySerializer": None,
     f"{_PACKAGE}BytesSerializer": None,
     f"{_PACKAGE}ByteBufferSerializer": None,
@@ -40,7 +40,7 @@ SERIALIZERS: dict[str, Serialize | None] = {
     f"{_PACKAGE}BooleanSerializer": _packed(">?"),
     f"{_PACKAGE}UUIDSerializer": _uuid,
 }
-"""The classes that `key.serializer` and `value.serializer` may name. All of them return None, a tombstone, for None."""
+"""The classes that `key.serializer` and `value.serializer` may name. All of them turn None into None, a tombstone."""
 
 PARTITIONERS = {
     "": "murmur2",
@@ -86,7 +86,7 @@ class Tokens(Enum):
     """The token endpoint of the JAAS line."""
     AZURE = "Azure Event Hubs"
     AZURE_SAMPLE = "Azure Event Hubs, if the brokers are there"
-    """The source used by the class in Microsoft's sample, whose name other classes may have as well."""
+    """The source of the class in Microsoft's sample. Other classes may have the same name."""
 
 
 _OAUTH = "org.apache.kafka.common.security.oauthbearer."

@@ -58,7 +58,7 @@ _OPTIONS: dict[str | Tokens, dict[str, str]] = {
         "oauth.read.timeout.seconds": "sasl_login_read_timeout_ms",
     },
 }
-"""Options of a JAAS line that are settings here, by login module or by source of the tokens."""
+"""Options of a JAAS line that correspond to our settings, by login module or by source of the tokens."""
 
 _FOR_PROVIDERS = {
     Tokens.AWS: {
@@ -93,7 +93,7 @@ _WITHOUT_EFFECT = {
         "oauth.ssl.truststore.type",
     ),
 }
-"""Options of a JAAS line that have no effect here; a warning lists them."""
+"""Options of a JAAS line that have no effect; a warning lists them."""
 
 _INSTEAD = {
     "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
@@ -134,7 +134,7 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
     """Replace the JAAS line and the callback handlers with settings or with a token provider.
 
     Raises:
-        ConfigError: the line is malformed, has no counterpart here, or contradicts other settings.
+        ConfigError: the line is malformed, has no counterpart in Python, or contradicts other settings.
     """
     if "SASL" not in unsettled["security_protocol"] and (
         unsettled.is_keyword("security_protocol") or not unsettled.is_given(_JAAS)
@@ -191,7 +191,7 @@ def _derive_mechanism(unsettled: UnsettledSettings, mechanisms: Sequence[str], b
 
 
 def _give_way_to_keywords(unsettled: UnsettledSettings) -> None:
-    """Drop the login of a source, valid or not, if keywords replace it as a whole."""
+    """Drop the login that was read from a source, valid or not, if keywords replace all of it."""
     winner = next((name for name in (_PROVIDER, "sasl_credentials") if unsettled.is_keyword(name)), "")
     has_password = all(unsettled.is_keyword(name) for name in _USER.values())
     if not winner and not has_password:
@@ -324,7 +324,7 @@ def _take_settings(unsettled: UnsettledSettings, settings: Mapping[str, Any]) ->
 
 
 def _checked(unsettled: UnsettledSettings, name: str, given: Any) -> Any:
-    """Convert the value of an option to that of the setting, check it and return it."""
+    """Convert the value of an option to the type of the setting, check it and return it."""
     setting = SETTINGS[name]
     if setting.is_secret or not isinstance(given, Secret):
         return setting.check(given, unsettled.place(_JAAS))

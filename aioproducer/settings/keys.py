@@ -1,7 +1,7 @@
 """How each key of Java's producer (4.4) and of librdkafka (2.16) is handled: used, translated, noted or rejected.
 
-table.py lists the keys that are settings here, and this module lists the others. No key is dropped silently: a key
-without effect causes a warning, and a key whose effect would be missed causes an error that says what to do
+table.py lists the keys that are names of our settings, and this module lists the others. No key is dropped silently:
+a key without effect causes a warning, and a key whose effect would be missed causes an error that says what to do
 instead."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Fate(Enum):
     USED = "used"
     """The key is one of our settings under another name."""
     TRANSLATED = "translated"
-    """The value of the key has another meaning here, or stands for other settings."""
+    """The value of the key must be converted to that of one of our settings."""
     FIXED = "fixed"
-    """The key is accepted if it requests the behaviour that is fixed here."""
+    """The key is accepted if it requests behaviour that this producer always has."""
     NOTED = "noted"
-    """The key has no effect here, and a warning says so."""
+    """The key has no effect, and a warning says so."""
     REFUSED = "refused"
     """The key is rejected; the error says why and what to do instead."""
 
@@ -37,7 +37,7 @@ class Key(NamedTuple):
     setting: str = ""
     """For USED and TRANSLATED: the keyword that it sets."""
     reason: str = ""
-    """For FIXED, NOTED and REFUSED: a sentence without its subject."""
+    """For FIXED, NOTED and REFUSED: the explanation, which follows a colon in the warning or the error."""
     translate: Callable[[Any], Any] | None = None
     """For TRANSLATED: converts the value to that of the setting; None stands for the setting's default."""
     fixed: tuple[str, ...] = ()
@@ -45,13 +45,13 @@ class Key(NamedTuple):
     otherwise: Fate = Fate.REFUSED
     """For FIXED: how other values are handled, NOTED or REFUSED."""
     never: tuple[str, ...] = ()
-    """For FIXED: values that are rejected even if others are NOTED."""
+    """For FIXED: values that are rejected even if `otherwise` is NOTED."""
     instead_of_never: str = ""
     """For FIXED: what to do instead of setting one of these values."""
 
     @property
     def instead(self) -> tuple[str, ...]:
-        """Keywords named in the reason or the advice, which can replace the key."""
+        """The keywords named in `reason` or `instead_of_never`, each of which can replace the key."""
         words = re.findall(r"[a-z_]+", f"{self.reason} {self.instead_of_never}")
         return tuple(word for word in words if word in SETTINGS)
 
@@ -140,7 +140,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "transaction.two.phase.commit.enable": (
         "false",
         Fate.REFUSED,
-        "no released broker takes part in it (KIP-939); leave it out",
+        "no released broker supports it (KIP-939); leave it out",
     ),
     "metric.reporters": ("", Fate.NOTED, f"Java classes can't be loaded; {_METRICS}"),
     "metrics.recording.level": ("info", Fate.NOTED, f"everything is counted; {_METRICS}"),
@@ -253,10 +253,10 @@ _REFUSED: dict[str, str] = {
         error_cb background_event_cb log_cb logger""",
     f"it is a callback: {_METRICS} at any time": "stats_cb throttle_cb",
     f"it is a callback: {_TOKENS}": "oauth_cb oauthbearer_token_refresh_cb",
-    "it is a C function: pass a function (key, all, available) -> partition as partitioner": "partitioner_cb",
+    "it is a C function: set partitioner to a function (key, all, available) -> partition": "partitioner_cb",
     "it is a C function or pointer": """
         enabled_events opaque open_cb closesocket_cb socket_cb msg_order_cmp""",
-    "it is a C function: pass a function that opens the connection as connector": "connect_cb resolve_cb",
+    "it is a C function: set connector to a function that opens the connection": "connect_cb resolve_cb",
     "it loads C libraries; pass Python objects as interceptors=[...]": "plugin.library.paths",
     "it contains topic settings; put them next to the other settings": "default_topic_conf default.topic.config",
     "a client can't hide topics, but the brokers' ACLs can; leave it out": "topic.blacklist",
@@ -273,7 +273,7 @@ _REFUSED: dict[str, str] = {
     "it is a pointer; set ssl_keystore_certificate_chain": "ssl_certificate",
     "it is a pointer; set ssl_keystore_key": "ssl_key",
     "it is a Java class; credentials are settings (sasl_plain_username, sasl_plain_password)": "sasl.login.class",
-    "the library renews tickets by itself; set sasl_kerberos_keytab, or run kinit outside the producer": """
+    "the Kerberos library renews tickets by itself; set sasl_kerberos_keytab, or run kinit outside the producer": """
         sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
         sasl.kerberos.ticket.renew.window.factor""",
     _TOKENS: """

@@ -24,10 +24,10 @@ _OTHER_CLIENTS = {
     "ssl_password": "use ssl_key_password",
     "ssl_crlfile": "use ssl_crl_location",
     "ssl_ciphers": "use ssl_cipher_suites",
-    "ssl_check_hostname": "leave it out, names are always verified; to change that, pass your own ssl_context",
+    "ssl_check_hostname": "leave it out: names are always verified; to change that, pass your own ssl_context",
     "sasl_kerberos_name": "use sasl_kerberos_service_name and sasl_kerberos_domain_name",
-    "socks5_proxy": "pass a function that opens the connection as connector",
-    "socket_options": "pass a function that opens the connection as connector",
+    "socks5_proxy": "set connector to a function that opens the connection",
+    "socket_options": "set connector to a function that opens the connection",
     "selector": "leave it out; the event loop has its own",
     "metrics_enabled": "leave it out and call producer.metrics()",
 }
@@ -121,7 +121,7 @@ def _advice(name: str, meant: str) -> str:
 
 def _shown(name: str) -> str:
     # A broken line of a file may have part of a password where the name should be.
-    return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(a text that is not a name)"
+    return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(hidden, because it is not a name)"
 
 
 # ------------------------------------------------------------------------------------------ other clients' defaults
@@ -133,5 +133,5 @@ _DEFAULTS_ELSEWHERE: dict[str, tuple[object, ...]] = {
 
 
 def is_default_elsewhere(name: str, value: object) -> bool:
-    """Return whether a keyword has its default in aiokafka. Wrappers pass such keywords on; they have no effect."""
+    """Return whether a keyword has aiokafka's default value. Wrappers pass such keywords on; they have no effect."""
     return (value is None or isinstance(value, str)) and value in _DEFAULTS_ELSEWHERE.get(name, ())

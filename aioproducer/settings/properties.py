@@ -71,7 +71,7 @@ def read_properties(path: Any) -> list[Property]:
 
 
 def _text_of(name: str) -> tuple[str, str]:
-    """Return the text of a file and the reason why it can't be read; the text or the reason is empty."""
+    """Return the text of a file and the reason why it can't be read. One of the two is empty."""
     try:
         mode = Path(name).stat().st_mode
         # Reading a pipe or a device might never end.

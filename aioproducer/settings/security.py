@@ -94,7 +94,7 @@ _NEEDS = (
 def _settle_tls(unsettled: UnsettledSettings) -> None:
     unsettled.attempt(_look_at_context)
     for store in ("ssl_truststore", "ssl_keystore"):
-        # The type describes the replaced file; without a type, that of the new file is detected.
+        # The type describes the file that the keyword replaces; the type of the new file is detected.
         if unsettled.is_keyword(f"{store}_location") and not unsettled.is_keyword(f"{store}_type"):
             unsettled.drop(f"{store}_type")
     for names in _INSTEAD_OF_EACH_OTHER:
@@ -164,7 +164,7 @@ def _settle_mechanism(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("sasl_oauth_token_provider") or unsettled.is_given(
         "sasl_oauthbearer_token_endpoint_url"
     ):
-        unsettled.derive("sasl_mechanism", "OAUTHBEARER", "a token's source is set")
+        unsettled.derive("sasl_mechanism", "OAUTHBEARER", "a source of tokens is set")
     elif unsettled["sasl_plain_username"] is not None and not unsettled.is_given("sasl_jaas_config"):
         unsettled.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
     else:

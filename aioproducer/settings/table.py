@@ -123,7 +123,7 @@ class Setting:
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
             refusal = self.refused(value, str(error), where)
-        raise refusal  # raised outside of the handler, it has no context that refers to other frames
+        raise refusal  # outside of the handler, so that it gets no context that refers to other frames
 
     def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
         """Return the error for an invalid value. If the value may be a password, it is neither in the error's text nor
@@ -158,8 +158,8 @@ def _setting(
     *,
     field: str | None = None,
 ) -> Setting:
-    """Return one row of the table. Among the names in other clients, "=" stands for the keyword's own name; blanks
-    separate several names."""
+    """Return one row of the table. Among the names in other clients, "=" stands for the keyword (with dots for Java
+    and librdkafka); blanks separate several names."""
     dotted = name.replace("_", ".")
     return Setting(
         name,

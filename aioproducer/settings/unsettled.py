@@ -84,7 +84,7 @@ class UnsettledSettings:
         self._sourced = set(origins)
         """Settings that were read from a source."""
         self._parts: dict[str, str] = {}
-        """The settings whose values are part of another setting's value, each with the name of that other setting."""
+        """For each setting whose value is part of another setting's value: the name of that other setting."""
         self._dropped: set[str] = set()
         """Settings of the source that gave way to a keyword."""
         self._mistakes = list(mistakes.found)
@@ -206,7 +206,7 @@ class UnsettledSettings:
         self.take_from(alias, name, self[alias])
 
     def drop(self, name: str) -> None:
-        """Reset a setting and its parts to their defaults, because a keyword takes its place."""
+        """Reset a setting and its parts to their defaults, for example because a keyword takes its place."""
         for part in [name, *(part for part, source in self._parts.items() if source == name)]:
             self._values[part] = _default(part)
             self._origins[part] = DEFAULT
@@ -295,7 +295,7 @@ class UnsettledSettings:
         return self.contradiction(f"{self.said(name)} {problem}", name, value, (name, *against))
 
     def contradiction(self, text: str, name: str, value: Any, between: Sequence[str]) -> ConfigError:
-        """Return the error for contradicting settings; those of a source give way to those that are keywords."""
+        """Return the error for settings that contradict each other; those of a source give way to keywords."""
         return Contradiction(text, setting=name, value=value, between=tuple(between))
 
     def place(self, name: str) -> str:

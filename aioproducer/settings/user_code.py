@@ -60,7 +60,7 @@ class Serializing(UserCode):
             return SERIALIZERS[text.strip()]
         if is_registry_serializer(text.strip()):
             raise NoEffect(
-                "a schema registry's serializer for Java; send bytes, or pass a function that serializes as a keyword"
+                "a schema registry's serializer for Java; send bytes, or pass a Python function as a keyword argument"
             )
         raise ValueError("is a Java class without a counterpart in Python")
 
@@ -124,13 +124,13 @@ class PartitionerChoice(UserCode):
 
 @dataclass(frozen=True, slots=True)
 class CallbackHandler(ValueType):
-    """The name of a Java class that gets tokens and has a counterpart here."""
+    """The name of a Java class that gets tokens and has a counterpart in Python."""
 
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or tokens_of(value) is None:
             raise ValueError(
-                "is not a Java class with a counterpart here; pass the keyword sasl_oauth_token_provider or "
-                "sasl_credentials as well; it takes precedence"
+                "is not a Java class with a counterpart in Python; pass the keyword sasl_oauth_token_provider "
+                "or sasl_credentials as well; it takes precedence"
             )
         return value.strip().rstrip(";")
 

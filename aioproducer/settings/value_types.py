@@ -1,9 +1,9 @@
 """The types of setting values: how text is converted, which values are rejected, and how a value is shown.
 
-`parse` converts text (from a file, the environment or another client's configuration) to what a keyword argument would
-be. `check` converts that to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose text is
-the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a value
-that has no effect."""
+`parse` converts text (from a file, the environment or another client's configuration) to the value of a keyword
+argument. `check` converts that value to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose
+text is the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a
+value that has no effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FALSE = ("false", "f", "0")
 
 
 class NoEffect(Exception):
-    """A value that has no effect here; the text is the end of a sentence that says why."""
+    """Raised for a value that has no effect. The text is the end of a sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ValueType:
     """Any text. The base class of all value types."""
 
     none_is_default: ClassVar[bool] = False
-    """Whether passing None is the same as leaving the keyword out, although the default is not None."""
+    """Whether passing None is the same as leaving the keyword out, even though the default is not None."""
 
     def parse(self, text: str) -> Any:
         """Return the keyword argument that `text` stands for."""

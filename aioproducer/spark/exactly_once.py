@@ -4,9 +4,9 @@
     write    tasks    write as participants, each to its own partitions; write nothing if the marker says "done"
     commit   driver   commits the marker as a consumer group's offset in the same transaction, then sends EndTxn
 
-The marker is the number of the last committed write. It decides after every crash whether a write is repeated, since it
-and the rows are committed together or not at all. The broker can't distinguish the attempts of a task, so a second
-attempt never writes: the whole write is planned again, under another epoch."""
+The marker is the number of the last committed write. The marker and the rows are committed together or not at all, so
+after a crash the marker decides whether a write is repeated. The broker can't distinguish the attempts of a task, so a
+second attempt never writes: the whole write is planned again, under another epoch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def commit(
         False if the write was committed before and the tasks have skipped it.
 
     Raises:
-        SinkError: the write was not committed. If Kafka did not answer, only the next plan shows whether it was.
+        SinkError: the write was not committed, or Kafka did not answer. In the latter case, only the next plan shows
+            whether it was committed.
     """
     for report in reports:
         if report.failure:
@@ -144,7 +145,8 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
     try:
         producer.commit_transaction()
     except CommitOutcomeUnknownError:
-        # Never abort now: the commit may be in progress. Taking a new epoch waits for its end; then the marker decides.
+        # Never abort now: the commit may be in progress. Taking a new epoch waits until the commit has ended; then the
+        # marker shows whether it succeeded.
         producer.init_transactions()
         if version is None or _read_marker(producer, options) != version:
             raise
@@ -155,7 +157,8 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
     """Abort the transaction, and fence the tasks that still write to it.
 
     Errors are only logged, since the next plan or the brokers' timeout also ends the transaction. If no task of a
-    stream's batch has reported, its plan is unknown here, and its transaction ends only in one of these two ways."""
+    stream's batch has reported, this function does not know the plan, and the transaction ends only in one of these two
+    ways."""
     known = [report for report in reports if report is not None]
     plan = plan or next((report.plan for report in known if report.plan is not None), None)
     if plan is None or any(report.is_skipped for report in known):
@@ -165,8 +168,8 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
             if plan.handle.is_v2 and len(known) < len(reports):
                 producer.abort_transaction()
             else:
-                # In v1 an abort does not fence the tasks that still run. And if all tasks have reported, a commit was
-                # attempted, which may still be in progress: taking a new epoch waits for its end.
+                # In v1, an abort does not fence tasks that are still running. If all tasks have reported, a commit was
+                # attempted and may still be in progress; taking a new epoch waits until it has ended.
                 producer.fence_transaction()
     except Exception as error:
         logger.warning(
@@ -199,7 +202,7 @@ def _marker_of(
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
-    """Check that no two tasks wrote to one partition: the broker drops the second one's rows, but reports success."""
+    """Check that no two tasks wrote to one partition: the broker can drop the rows of one and report success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
         for place in report.written:
@@ -223,7 +226,7 @@ def _check_age(plan: Plan) -> None:
 
 @contextlib.contextmanager
 def _closed_soon(producer: Producer) -> Iterator[Producer]:
-    """Start a producer, and close it at the end of the block, which aborts its open transaction."""
+    """Start a producer, and close it at the end of the block. Closing aborts a transaction that is still open."""
     producer.start()
     try:
         yield producer
@@ -246,7 +249,7 @@ def check_owner(options: SinkOptions, plan: Plan, version: Version | None) -> No
     """Check that the transactional id does not belong to another query, or to an earlier checkpoint of this one.
 
     Raises:
-        SinkError: the last committed write is that of another query.
+        SinkError: the last committed write belongs to another query.
     """
     if options.accepts_reset or plan.marker is None or version is None:
         return
@@ -315,7 +318,7 @@ def write_exactly_once(
 
 
 def _is_of_two_writers(error: SinkError) -> bool:
-    """Return True if another task has written to a partition: the broker saw a repeated sequence number, or a gap."""
+    """Return whether the broker saw a repeated sequence number or a gap, as when two tasks write to one partition."""
     if not isinstance(error.__cause__, SendManyError):
         return False
     lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))
@@ -328,14 +331,14 @@ def _with_partitions(
     """Return the rows with a column `partition` that contains only partitions of this task.
 
     Raises:
-        SinkError: another task might write to the same partitions, or the transaction does not include a partition.
+        SinkError: a row's partition is missing or not in the transaction, or another task might write to the same one.
     """
     names = batch.schema.names
     if "partition" in names:
         column = batch.column("partition")
         if column.null_count:
             raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
-        # Otherwise the producer would wait max.block.ms for the partition to appear.
+        # Without this check, the producer would wait max.block.ms for the partition to appear.
         if (last := pc.max(column).as_py()) >= plan.partitions:
             raise SinkError(
                 f"exactly_once: a row is for partition {last}, and topic {options.topic} has {plan.partitions} "

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> DataFrame:
     """Add a column `partition`, and put all rows of a partition into one task, as exactly_once requires.
 
-    The partition is that of Kafka's default partitioner (murmur2 of the key).
+    The partition is the one that Kafka's default partitioner chooses (murmur2 of the key).
 
     Args:
         df: a DataFrame with a column of strings or bytes to hash.
@@ -69,7 +69,7 @@ def foreach_batch(
         counts.writeStream.outputMode("update").foreachBatch(foreach_batch(options))...start()
 
     Args:
-        options: the options of the sink; here, the default of `delivery` is exactly_once.
+        options: the options of the sink, except that `delivery` defaults to exactly_once.
         app_id: the name of the query in the marker; by default, the query's id in its checkpoint.
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
@@ -106,6 +106,6 @@ def _query_id(batch: DataFrame) -> str:
     found = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
     if not found:
         raise ValueError(
-            "foreach_batch can't determine the query's id here (Spark Connect?): pass app_id=, a unique name for it"
+            "foreach_batch can't determine the query's id (Spark Connect?): pass app_id=, a unique name for the query"
         )
     return str(found)

@@ -1,7 +1,7 @@
 """The options of a write, read and checked on the driver before a task runs.
 
-Spark passes their names in lower case. Options that begin with `kafka.` have Java's names and are passed to the
-producer."""
+Spark passes their names in lower case. An option `kafka.<name>` sets the producer's setting with the Java name
+<name>."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ PREFIX = "kafka."
 REFUSED = {
     "key.serializer": "is not supported as keys are serialized with ByteArraySerializer.",
     "value.serializer": "is not supported as values are serialized with ByteArraySerializer.",
-    "transactional.id": "is the option transactionalId here, with delivery exactly_once.",
+    "transactional.id": "is not supported; set transactionalId and delivery=exactly_once instead.",
 }
-"""Settings that are rejected: two that Spark's own sink also rejects, in its words, and one that is a sink option."""
+"""Rejected settings: two that Spark's own sink rejects with the same text, and one that a sink option sets."""
 
 OF_TABLES = (
     "The OPTIONS of a table do not reach a Python sink; write INSERT INTO ... WITH ('kafka.bootstrap.servers' = "
@@ -57,9 +57,9 @@ class SinkOptions:
     """The checked options of a write, which Spark sends to the executors. The repr hides all `kafka.` options."""
 
     kafka: dict[str, str] = field(repr=False)
-    """The producer's configuration, with Java's names."""
+    """The producer's configuration, under Java's names."""
     topic: str | None = None
-    """The topic of all rows; if None, the column `topic` names it."""
+    """The topic of all rows, or None if the column `topic` names each row's topic."""
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
@@ -75,20 +75,20 @@ class SinkOptions:
     def check_reports(self) -> None:
         """Check that the directory of the reports exists. Called before anything is written.
 
-        If it is missing later, that is not an error, since a finished write must not be repeated because of it.
+        If it disappears later, this is only logged: a finished write must not be repeated because of a report.
 
         Raises:
             ConfigError: the directory does not exist.
         """
         if self.reports and not Path(self.reports).parent.is_dir():
-            raise _wrong("reports", self.reports, "a file in a directory of the driver's machine that exists")
+            raise _wrong("reports", self.reports, "a file in an existing directory on the driver's machine")
 
     def producer(self, **settings: object) -> Producer:
         """Return a producer with these options, not yet started."""
         # A task is over before a broker would ask for its metrics.
         is_set = not self.kafka.keys().isdisjoint(("enable.metrics.push", "enable_metrics_push"))
         quiet = {} if is_set else {"enable_metrics_push": False}
-        # Not as keywords, which would override the options: a contradiction between the two is an error.
+        # The settings are merged, because keywords would override the options, and a contradiction must be an error.
         return Producer.from_config({**self.kafka, **settings}, **quiet)
 
 
@@ -129,7 +129,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
     options = replace(options, reports=own.get("reports", ""))
-    # Contradictory settings raise their error here, and not in a task on another machine.
+    # Contradictory settings raise their error now, on the driver, rather than in a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options
 

@@ -27,11 +27,11 @@ class Plan(NamedTuple):
     partitions: int
     """The number of the topic's partitions."""
     marker: Version | None
-    """The last write that was committed."""
+    """The last committed write, or None."""
     begun_at: float
-    """Seconds since 1970, by the driver's clock."""
+    """The time just before the transaction began, in seconds since 1970, by the driver's clock."""
     seconds: float
-    """The transaction timeout."""
+    """The transaction timeout in seconds."""
 
 
 class Written(NamedTuple):
@@ -48,20 +48,20 @@ class TaskReport(WriterCommitMessage):
     task: int
     rows: int
     size: int
-    """Bytes of the record batches."""
+    """The size of the record batches in bytes."""
     seconds: float
     retries: int
     p99: float
-    """The 99th percentile of the seconds to the acknowledgement. With at_least_once, it includes all records that this
-    worker process has sent so far."""
+    """The 99th percentile of the time to acknowledgement, in seconds. With at_least_once, it covers all records
+    that the worker process's producer has sent so far."""
     written: dict[TopicPartition, Written] = field(default_factory=dict)
     # exactly_once
     plan: Plan | None = None
     version: Version | None = None
     is_skipped: bool = False
-    """True if the write was committed before; the task has not read any rows."""
+    """True if the write was already committed, so the task did not read its rows."""
     failure: str = ""
-    """The reason why rows were not written; the whole write can't be committed, and a second attempt would not help."""
+    """The reason why rows were not written, or an empty string. A second attempt of the task would not help."""
 
 
 class Totals(NamedTuple):
@@ -77,7 +77,7 @@ class Totals(NamedTuple):
     """The time of the slowest task."""
     retries: int
     p99_ms: float
-    """The largest 99th percentile of the milliseconds to the acknowledgement."""
+    """The largest `p99` of all tasks, in milliseconds."""
 
 
 def totals(reports: Sequence[TaskReport]) -> Totals:

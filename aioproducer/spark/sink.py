@@ -120,11 +120,11 @@ class BatchWriter(_Writer, spark.DataSourceArrowWriter):
         return self._write(iterator)
 
     def commit(self, messages: list[spark.WriterCommitMessage | None]) -> None:
-        """Commit the write after all tasks have written."""
+        """Commit the write after all tasks have written their rows."""
         self._commit("batch write", self._version(), messages)
 
     def abort(self, messages: list[spark.WriterCommitMessage | None]) -> None:
-        """Abort the write after a task or the commit has finally failed."""
+        """Abort the write after a task has failed for good, or the commit has failed."""
         self._abort("batch write", messages)
 
 
@@ -142,7 +142,7 @@ else:
 
 
 class StreamWriter(_Writer, _ArrowStream):
-    """Writer for `df.writeStream`. Spark creates one for each commit, so it knows the batch only from the tasks."""
+    """Writer for `df.writeStream`. Spark commits with a new instance, which gets the plan from the tasks' reports."""
 
     def _version_in_task(self, context: TaskContext) -> Version | None:
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
@@ -157,7 +157,7 @@ class StreamWriter(_Writer, _ArrowStream):
         return self._write(iterator)
 
     def commit(self, messages: list[spark.WriterCommitMessage | None], batchId: int) -> None:
-        """Commit the micro-batch after all tasks have written."""
+        """Commit the micro-batch after all tasks have written their rows."""
         versions = {message.version for message in messages if isinstance(message, TaskReport)}
         version = next(iter(versions), None)
         if version is not None and version.number != batchId:
@@ -165,7 +165,7 @@ class StreamWriter(_Writer, _ArrowStream):
         self._commit(f"batch {batchId}", version, messages)
 
     def abort(self, messages: list[spark.WriterCommitMessage | None], batchId: int) -> None:
-        """Abort the micro-batch after a task or the commit has finally failed."""
+        """Abort the micro-batch after a task has failed for good, or the commit has failed."""
         self._abort(f"batch {batchId}", messages)
 
 
@@ -207,9 +207,9 @@ class KafkaSink(spark.DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:
-        """Return the writer for `df.writeStream`; errors are as in `writer`.
+        """Return the writer for `df.writeStream`. It raises the errors of `writer`, except that `overwrite` is allowed.
 
-        In complete mode each batch contains the whole result."""
+        In complete mode (`overwrite`), each batch contains the whole result, and its rows are appended."""
         options = read_options(self.options, is_stream=True)
         check_columns(schema, options)
         return StreamWriter(options)

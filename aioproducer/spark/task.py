@@ -16,8 +16,9 @@ from aioproducer.spark.options import SinkError, SinkOptions
 from aioproducer.spark.reports import TaskReport, Written
 
 GATHERED = 4 << 20
-"""Bytes of Arrow batches that are passed to the producer in one call. Every call wakes the loop's thread, whose data
-has left the processor's cache by then, so a few large calls are faster than many small ones."""
+"""Arrow batches are gathered up to this many bytes, then passed to the producer in one call. Every call
+wakes the loop's thread, whose data has left the processor's cache by then, so a few large calls are faster than many
+small ones."""
 IN_FLIGHT = 64 << 20
 """The maximum size in bytes of Arrow batches with unacknowledged rows. One batch of any size is always allowed."""
 MOST_PRODUCERS = 4
@@ -26,12 +27,12 @@ CLOSING = 10.0
 """Timeout in seconds for closing a producer that is no longer needed."""
 
 _kept: dict[tuple[int, Secret], Producer] = {}
-"""Producers of at_least_once, by process (a worker may be forked) and settings. They are kept because Spark reuses its
-workers."""
+"""The producers of at_least_once, keyed by process (a worker may be forked) and settings. They are kept because Spark
+reuses its workers."""
 
 
 class TaskWriter:
-    """Sends one task's rows, until `finish` returns or an exception ends it. After `finish`, all are acknowledged."""
+    """Sends one task's rows. When `finish` returns, all are acknowledged; after an exception, it can't be used."""
 
     def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
         self._producer = producer
@@ -109,7 +110,7 @@ class TaskWriter:
 
 
 def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions, task: int) -> TaskReport:
-    """Write a task's rows with the producer of the worker process. An error closes that producer and drops its rows."""
+    """Write a task's rows with a producer of the worker process. On an error, close it and drop its unsent rows."""
     producer = _kept_producer(options)
     try:
         writer = TaskWriter(producer, options, task)

@@ -25,8 +25,8 @@ def spare() -> None:
 def acknowledge_at_once() -> None:
     """Have the kernel acknowledge Spark's data immediately. Called before a task reads its rows.
 
-    Spark writes the rows in pieces. Its kernel delays a small piece until the previous one is acknowledged (Nagle's
-    algorithm), and Linux delays the acknowledgement by 40 ms if no data is sent in return."""
+    Spark writes the rows in pieces. The sending kernel delays a small piece until the previous one is acknowledged
+    (Nagle's algorithm), and Linux delays the acknowledgement by 40 ms if no data is sent in return."""
     connection = _connection() if _is_sparks() and hasattr(socket, "TCP_QUICKACK") else None
     if connection is not None and connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -52,7 +52,8 @@ def _connection() -> socket.socket | None:
 def _spare_the_collector() -> None:
     """Exclude from garbage collection the objects that exist after the first call of the sink.
 
-    PySpark collects garbage after each task, and the collector would traverse all imported modules: some 50 ms."""
+    PySpark collects garbage after each task, and the collector would traverse all imported modules, which takes
+    about 50 ms."""
     gc.collect()
     gc.freeze()
 
@@ -61,7 +62,7 @@ def _spare_the_importer() -> None:
     """Remove the importers of zip files; the next import re-creates them.
 
     PySpark 4.0 invalidates the import caches before each task, and Python would then read the directories of
-    pyspark.zip and py4j.zip again: some 60 ms."""
+    pyspark.zip and py4j.zip again, which takes about 60 ms."""
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):
             del sys.path_importer_cache[path]

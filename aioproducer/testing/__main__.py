@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
         "--partitions",
         type=_count,
         default=1,
-        help="partitions of a topic that is created on demand (default: %(default)s)",
+        help="number of partitions of topics that are created on demand (default: %(default)s)",
     )
     parser.add_argument(
         "--topic",
@@ -105,7 +105,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
     """Return the cluster that the arguments describe.
 
     Raises:
-        ValueError: they contradict each other.
+        ValueError: an argument is invalid, or arguments contradict each other.
     """
     topics: dict[str, int] = {}
     for name, partitions in arguments.topic:
@@ -152,7 +152,7 @@ async def serve(
     """Run a cluster until a signal arrives or standard input ends.
 
     Args:
-        cluster: a cluster that is not started.
+        cluster: a cluster that has not been started.
         stop_with_stdin: whether the cluster also stops at the end of standard input.
         announce: called with the addresses when the cluster is ready.
     """

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real broker.
+"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real Apache Kafka.
 
 pytest loads this module in every project that has aioproducer installed, so it imports as little as possible.
 """
@@ -47,9 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
     """An embedded cluster, new and empty for each test, on the event loop of the test.
 
-    It has one broker, unless `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class or
-    module changes that. The marker accepts all settings of `EmbeddedCluster`. Async tests of pytest-asyncio and anyio
-    can use it.
+    By default, it has one broker. `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class
+    or its module changes its settings; the marker accepts all settings of `EmbeddedCluster`. Async tests of
+    pytest-asyncio and anyio can use the fixture.
     """
     # pytest-asyncio and anyio set up fixtures on different loops, so use the plugin that runs the test.
     runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
@@ -144,7 +144,7 @@ def _as_written(settings: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="session")
 def apache_kafka_settings() -> dict[str, Any]:
-    """Settings of `ApacheKafka` for `apache_kafka`: a small broker that starts fast. Override it in conftest.py."""
+    """The settings of `apache_kafka`: a small broker that starts fast. Override this fixture in conftest.py."""
     return {"jvm_args": ("-Xmx384m", "-XX:TieredStopAtLevel=1")}
 
 
@@ -152,11 +152,11 @@ def apache_kafka_settings() -> dict[str, Any]:
 def apache_kafka(
     request: pytest.FixtureRequest, apache_kafka_settings: dict[str, Any]
 ) -> Iterator[ApacheKafka]:
-    """One real broker, shared by all tests of the session: give each test topics of its own.
+    """A real Apache Kafka, shared by all tests of the session: give each test topics of its own.
 
     Its settings come from the fixture `apache_kafka_settings`. If the extra `aioproducer[kafka]` is missing, the test
-    is skipped; in CI (CI=true), it is an error. If a test fails, the broker's logs are kept, and the last lines of
-    pytest's output name their directory.
+    is skipped, except in CI (CI=true), where this is an error. If a test fails, the broker's logs are kept, and the
+    last lines of pytest's output name their directory.
     """
     from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaMissingError
 
@@ -183,7 +183,7 @@ def is_ci() -> bool:
 
 
 def tell_of_logs(config: pytest.Config, directory: Path) -> None:
-    """Let pytest's summary name the directory of the kept logs.
+    """Make pytest's summary name the directory in which the logs are kept.
 
     A log message would be attributed to the last test of the session, which may have passed.
     """

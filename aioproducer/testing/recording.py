@@ -80,7 +80,7 @@ class RecordingProducer(Producer):
     def uncommitted(self) -> list[SentRecord]:
         """The records of the open transaction. A commit moves them to `sent`; an abort removes them.
 
-        If the producer was attached to a transaction, they stay here, because another producer commits it."""
+        If the producer was attached to a transaction, they stay here, because another producer ends the transaction."""
         return []
 
     @cached_property
@@ -156,9 +156,9 @@ class RecordingProducer(Producer):
 
         Args:
             error: the error of the delivery; None for a DeliveryError with all its fields.
-            outcome: the outcome of this DeliveryError.
+            outcome: the outcome of that DeliveryError, if `error` is None.
             topic: the topic whose records fail; by default, any topic.
-            count: the number of records that fail, or of batches that were built by hand.
+            count: the number of records, or of batches built by hand, that fail.
         """
         self._script.add(_Mishap(topic, count, error, outcome, False))
 
@@ -168,7 +168,7 @@ class RecordingProducer(Producer):
         Args:
             error: the error that `send`, `send_and_wait`, `try_send` or `send_batch` raises.
             topic: the topic whose records are rejected; by default, any topic.
-            count: the number of records that are rejected, or of batches that were built by hand.
+            count: the number of records, or of batches built by hand, that are rejected.
         """
         self._script.add(_Mishap(topic, count, error, Outcome.NOT_PERSISTED, True))
 
@@ -194,7 +194,7 @@ class RecordingProducer(Producer):
     async def _open(self, *, wait: bool) -> None:
         config, memory = self._config, self._accumulator.memory
         self._tracer = tracer_of(config)
-        # False turns the fast path off, so that each record is passed to _append().
+        # The last argument turns the fast path off: each record is passed to _append().
         self._bind(self._loop, self._accumulator, memory, config.batch_size, config.max_request_size, False)
         if self._handle is not None:
             self._coordinator.attach(self._handle)
@@ -351,7 +351,7 @@ class _Script:
         self.offsets: dict[tuple[str, int], int] = {}
         """The next offset of each partition."""
         self.offsets_to_commit: list[tuple[str, Mapping[TopicPartition, OffsetAndMetadata]]] = []
-        """The offsets of the open transaction, by consumer group."""
+        """The offsets that the open transaction will commit, each mapping with its consumer group."""
         self._mishaps: list[_Mishap] = []
 
     def add(self, mishap: _Mishap) -> None:
@@ -368,7 +368,7 @@ class _Script:
             raise mishap.error
 
     def failure(self, topic: str) -> _Mishap | None:
-        """Return the failure of the next delivery to this topic, or None."""
+        """Return the failure that the test set for the next delivery to this topic, if any."""
         return self._take(topic, False)
 
     def _take(self, topic: str, is_refusal: bool) -> _Mishap | None:
@@ -382,7 +382,7 @@ class _Script:
 
 
 class _Agreeing(Coordinator):
-    """Grants every request of a transaction, without a broker."""
+    """Grants every transactional request without asking a broker."""
 
     async def _ask(self, request: Message, code_of: Callable[[Any], int], **options: Any) -> Any:
         # This response serves for all requests, because the fields of the other responses are not read.

@@ -13,7 +13,7 @@ _NAMES = {"offsets": "send_offsets"} | {
 
 
 class CallWatch:
-    """Counts each call when it has ended, and notifies the hooks."""
+    """Counts each call when it ends, and notifies the hooks."""
 
     def __init__(self, core: Core, transaction: Transaction) -> None:
         self._metrics = core.metrics

@@ -147,7 +147,7 @@ class Transactional(RecordPath):
         """Commit a consumer's position as a part of the transaction (KIP-447).
 
         Args:
-            offsets: for each partition the offset of the next record to read.
+            offsets: for each partition, the offset of the next record to read.
             group_id: the group's id, its ConsumerGroupMetadata, or the bytes that confluent-kafka's
                 `consumer_group_metadata()` returns. If they include a generation, the coordinator rejects the offsets
                 of a consumer that has lost its partitions.
@@ -183,8 +183,8 @@ class Transactional(RecordPath):
     ) -> TransactionHandle:
         """Share the open transaction with producers in other processes, which `Producer.attach` creates.
 
-        Only one producer, this one included, may write to each partition, and only one may attach to it with this
-        handle, because the broker cannot tell the producers apart. Commit only when all of them have flushed and
+        Each partition may have only one writer, either this producer or a single producer that attaches to it with
+        the handle, because the broker cannot tell the producers apart. Commit only when all of them have flushed and
         closed. If no producer has written anything, a commit with transactions v2 raises TransactionAbortableError:
         the broker gives the same answer as for a transaction that timed out.
 
@@ -228,7 +228,7 @@ class Transactional(RecordPath):
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return a group's committed offsets, with None for a partition that has no committed offset.
 
-        The call waits until no open transaction can change them (KIP-447, require_stable; Kafka 2.5).
+        The call waits until no open transaction can change these offsets (KIP-447, require_stable; Kafka 2.5).
 
         Args:
             group_id: the group's id.
@@ -237,7 +237,7 @@ class Transactional(RecordPath):
         Raises:
             BrokerError: the group's coordinator rejected the request, e.g. because the producer is not authorized to
                 read the group.
-            TransactionTimeoutError: no answer within max_block_ms, or a transaction stayed open that long.
+            TransactionTimeoutError: no answer within max_block_ms, or a transaction stayed open for that long.
             UnsupportedVersionError: the cluster is older than Kafka 2.5.
             IllegalStateError: the producer has no transactional_id.
 
@@ -252,7 +252,7 @@ class Transactional(RecordPath):
         return await self._coordinator.committed(group_id, places) if places else {}
 
     async def _end_transaction(self) -> None:
-        """Abort an open transaction, as Java's producer does: otherwise readers would wait for its time-out."""
+        """Abort an open transaction, as Java's producer does: otherwise readers would wait until it times out."""
         try:
             await self._coordinator.ended()
             if self._transaction.state in _TO_BE_ABORTED:
@@ -289,7 +289,7 @@ class TransactionScope:
     ) -> None:
         state = self._producer._transaction.state
         if error is None:
-            # Otherwise the block has already ended or released the transaction.
+            # In these two states, the block has already ended or released the transaction.
             if state not in (TransactionState.READY, TransactionState.UNINITIALIZED):
                 await self._commit()
             return

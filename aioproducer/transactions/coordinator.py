@@ -75,17 +75,17 @@ class Coordinator:
         requests = partial(CoordinatorRequests, core.config, transaction, brokers, core.metrics, core.random)
         self._requests = requests()
         self._questions = requests()
-        """A separate queue for committed(), which may wait for the end of a transaction and must not delay it."""
+        """The requests of committed(). They may have to wait until a transaction ends, and must not delay its end."""
         self._calls = RunningCalls(core, transaction)
         self.call_watch = self._calls.watch
         self._offset_calls = itertools.count()
         self._offsets_lock = asyncio.Lock()
-        """Offsets are sent one call at a time, because each call must know whether the previous one was in doubt."""
+        """Held while a call sends offsets, because the next call must know whether this one was in doubt."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
 
     async def initialize(self) -> None:
-        """Get a producer id and epoch for the transactional id. This aborts a transaction of an older producer."""
+        """Get a producer id and epoch for the transactional id. This aborts an older producer's open transaction."""
         transaction = self._transaction
         if self._calls.running("initialize") is None:
             transaction.check(
@@ -103,7 +103,7 @@ class Coordinator:
             await self._calls.join("initialize")
 
     async def commit(self) -> None:
-        """Send the buffered records and commit. After an error nothing is committed, unless its outcome is UNKNOWN."""
+        """Send the buffered records and commit. After an error, nothing was committed unless its outcome is UNKNOWN."""
         if self._calls.has_succeeded_unseen("commit"):
             return
         if self._calls.running("commit") is None:
@@ -258,7 +258,7 @@ class Coordinator:
         """Release the open transaction to the producer that will resume and end it."""
         transaction = self._transaction
         transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
-        # From now on, no record is accepted, since it would be acknowledged too late.
+        # From now on, no record is accepted, since it might be acknowledged only after the release.
         transaction.move(TransactionState.RELEASING)
         try:
             await self._settled()
@@ -331,7 +331,7 @@ class Coordinator:
     async def _initialize(self, before: TransactionState) -> None:
         transaction = self._transaction
         if transaction.state is not TransactionState.INITIALIZING:
-            # Answers to requests of the old epoch must not arrive under the new one.
+            # All requests of the old epoch must be answered before the new one is used.
             self._wake.set()
             await self._settled()
             transaction.move(TransactionState.INITIALIZING)
@@ -351,7 +351,7 @@ class Coordinator:
         transaction.move(TransactionState.READY)
 
     async def _new_epoch(self, known: ProducerIdentity | None, deadline: float | None = None) -> None:
-        """Send InitProducerId. With `known`, get the epoch after it; only `_next_epoch` and `_abort` may do so."""
+        """Send InitProducerId. With `known`, get the epoch after it; only `_next_epoch` and `_abort` may pass it."""
         request = InitProducerIdRequest(
             transactional_id=self._transaction.transactional_id,
             transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
@@ -398,7 +398,7 @@ class Coordinator:
         except KafkaError as error:
             self._failed(error)
         except Exception as error:
-            # This is a bug. If the transaction did not fail, the sender would ask again and again.
+            # This is a bug. The transaction must fail, or the sender would start this call again and again.
             self._log.exception(
                 "partitions could not join the transaction of %r", transaction.transactional_id
             )
@@ -440,7 +440,7 @@ class Coordinator:
         transaction = self._transaction
         await self._settled()
         if transaction.state is not TransactionState.COMMITTING:
-            assert transaction.error is not None  # a record has failed
+            assert transaction.error is not None  # a record or a request has failed
             raise transaction.error
         try:
             if transaction.may_have_started:  # otherwise the coordinator does not know the transaction
@@ -472,7 +472,7 @@ class Coordinator:
             transaction.move(TransactionState.READY)
 
     def _look_for_v2(self) -> None:
-        """At the end of a transaction, give the next one a new epoch if the cluster has been upgraded to v2."""
+        """Let the next transaction begin with a new epoch, and thus use v2, if the cluster has been upgraded to v2."""
         transaction = self._transaction
         if transaction.epoch_began_v1 and self._brokers.finalized_feature(FEATURE) >= 2:
             transaction.epoch_is_spent = True
@@ -553,7 +553,7 @@ class Coordinator:
         """Prepare an abort: let the sender fail the records that were not sent, and wait for the rest."""
         self._wake.set()
         await self._settled()
-        if self._transaction.state is not TransactionState.ABORTING:  # an answer in the meantime: fenced
+        if self._transaction.state is not TransactionState.ABORTING:  # e.g. fenced in the meantime
             assert self._transaction.error is not None
             raise self._transaction.error
 

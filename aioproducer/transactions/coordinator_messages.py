@@ -37,7 +37,7 @@ def offset_commit(
     offsets: Offsets,
     group: ConsumerGroupMetadata,
 ) -> TxnOffsetCommitRequest:
-    """Return the request that makes offsets of a group part of the transaction."""
+    """Return the request that adds offsets of a group to the transaction."""
     topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         if topic not in topics:
@@ -63,9 +63,9 @@ def offset_commit(
 
 
 def offset_fetch(group_id: str, places: Iterable[TopicPartition]) -> OffsetFetchRequest:
-    """Return the request for a group's offsets once no open transaction can change them.
+    """Return a request for a group's offsets that fails as long as an open transaction could change them.
 
-    The request names the partitions: a request for all of them returns none while a group's first offset is pending.
+    It names the partitions, since a request for all partitions returns none while the group's first offset is pending.
     """
     topics: dict[str, list[int]] = {}
     for topic, partition in places:
@@ -133,7 +133,7 @@ _SEVERITY = (Action.SUCCEED, Action.RETRY, Action.COORDINATOR, Action.ABORT, Act
 def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, int]) -> int:
     """Return the most severe code, which is the result of the request. `asked` names at least one partition.
 
-    Other codes may only be consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
+    Other codes may be mere consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
 
     Raises:
         MissingPartitionError: the answer leaves out a partition of the request.

@@ -1,4 +1,4 @@
-"""Converts the offsets and the group membership that a user passes to types of this package."""
+"""Converts the user's offsets, partitions and group metadata to the types of this package."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _is_text(text: object) -> bool:
 
 
 def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
-    # The format: the magic, an int in native byte order, the group id and the member id, each followed by a zero byte,
-    # a byte that is 1 if there is no instance id, and the instance id.
+    # The format: the magic; the generation id, an int in native byte order; the group id and the member id, each with a
+    # zero byte after it; a byte that is 1 if there is no instance id; and the instance id.
     head = len(_MAGIC) + 4
     parts = packed[head:].split(b"\0", 2)
     if not packed.startswith(_MAGIC) or len(parts) < 3:

@@ -50,8 +50,8 @@ SHORTEST_ANSWER_WAIT = 1.0
 the deadline would needlessly have an unknown outcome."""
 
 CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4}
-"""The highest versions to use with transactions v1, even if the broker supports newer ones. The broker treats a newer
-version as v2: it ends the epoch, or adds the partition to the transaction on its own (KIP-890)."""
+"""The highest versions to use with transactions v1, even if the broker supports newer ones. The broker would treat
+a newer version as v2: EndTxn would bump the epoch, and TxnOffsetCommit would add the group implicitly (KIP-890)."""
 
 ONE_KEY = 3
 """The last version of FindCoordinator that asks for one key; later ones ask for several (KIP-699)."""
@@ -104,7 +104,8 @@ class CoordinatorRequests:
         self.written = 0
         """The number of attempts of the current request that were sent or are about to be sent."""
         self.was_in_doubt = False
-        """True if an attempt of the last request was not answered: it may be carried out after later requests."""
+        """True if an attempt of the last request was not answered. It may still be carried out, even after later
+        requests."""
 
     async def ask(
         self,
@@ -122,7 +123,7 @@ class CoordinatorRequests:
             code_of: returns the error code of an answer.
             group: the group whose coordinator gets the request; None for the coordinator of the transactional id.
             is_repetition: True if an earlier call sent the same request and got no answer.
-            deadline: the loop.time() after which no attempt begins; by default max_block_ms from now.
+            deadline: the loop time after which no attempt begins; by default max_block_ms from now.
 
         Raises:
             TransactionError: the request was rejected, or not answered in time.
@@ -216,7 +217,7 @@ class CoordinatorRequests:
             return _TryAgainError(error)
         reason = f"{type(request).__name__} was rejected with {name}{advice(code)}"
         if isinstance(request, OffsetFetchRequest):
-            # Only a query, which does not affect the transaction.
+            # OffsetFetch is only a query: its failure does not affect the transaction.
             return BrokerError(reason, code=code, name=name)
         refused = self._refused(row, reason, reinit_error(code))
         refused.__cause__ = error

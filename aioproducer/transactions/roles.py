@@ -13,7 +13,7 @@ from aioproducer.types import TopicPartition
 
 
 class Role:
-    """The limits of a role. The defaults are those of the owner."""
+    """The limits of a role. The defaults are the owner's."""
 
     may_write: ClassVar[bool] = True
     is_only_writer: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class Role:
         according to the answer to that batch.
 
         Args:
-            has_time: True if the answer contains a timestamp of the log.
+            has_time: True if the answer contains a timestamp (log_append_time_ms).
             has_error: True if the answer contains an error.
         """
         return False

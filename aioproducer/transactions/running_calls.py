@@ -31,7 +31,7 @@ class RunningCalls:
         self._abandoned: set[str] = set()
         """The names of running calls whose caller was cancelled."""
         self._unseen: tuple[str, int] | None = None
-        """(name, transaction number) of the call in _ENDINGS that succeeded when no caller was left to see it."""
+        """(name, transaction number) of the call in _ENDINGS that succeeded after its last caller was cancelled."""
         self.is_closing = False
         """True if no new call may begin."""
 
@@ -91,7 +91,7 @@ class RunningCalls:
         ]
 
     def has_succeeded_unseen(self, name: str) -> bool:
-        """Return True, only once, if the call has succeeded after its caller was cancelled."""
+        """Return whether the call succeeded after its last caller was cancelled; True only once for each success."""
         call = self.by_name.get(name)
         if call is not None and call.done():
             self._settle(name, call)  # it has just ended, and its callback has not run yet

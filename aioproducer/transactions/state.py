@@ -101,7 +101,7 @@ WAYS_OUT = {
 }
 
 _STUCK = frozenset({_S.OUTCOME_UNKNOWN, _S.REINIT_REQUIRED, _S.FAILED_PARTICIPANT})
-"""The states in which no transaction can begin, and an abort does not change that."""
+"""The states in which no transaction can begin, not even after an abort."""
 
 
 class Transaction:
@@ -133,7 +133,7 @@ class Transaction:
         answered, or other producers also number batches. With v1, the epoch outlives the transaction, so the next
         transaction needs another epoch."""
         self.commit_is_in_doubt = False
-        """True if the commit was sent and not answered. It may then only be repeated unchanged."""
+        """True if the commit was sent and not answered. The same commit may then be sent again, but not an abort."""
         self.partitions: dict[TopicPartition, None] = {}
         """Partitions that belong to the transaction."""
         self.written: dict[TopicPartition, None] = {}
@@ -142,9 +142,9 @@ class Transaction:
         """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
         their sequence numbers until the epoch changes."""
         self.epoch_began_v1 = False
-        """True if the coordinator may know a v1 transaction of the current epoch. Its markers may still be due when the
-        next transaction begins, and brokers accept a v2 batch in a partition where a transaction of the same epoch is
-        open. The late markers would also end that next transaction, so v2 waits for the next epoch (as in Java's
+        """True if the coordinator may know a v1 transaction of the current epoch. Its markers may not be written yet
+        when the next transaction begins. If that one used v2 in the same epoch, brokers would accept its batches before
+        those markers, which would then end it as well. Therefore v2 is used only from the next epoch on (as in Java's
         TransactionManager)."""
         self.changes_epoch = False
         """True while the transaction takes a new epoch at its start; nothing may be sent until the epoch arrives."""
@@ -155,7 +155,7 @@ class Transaction:
         self.groups: dict[str, None] = {}
         """Consumer groups whose offsets belong to the transaction (v1 only)."""
         self.doubtful_offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
-        """For each group, the offsets of requests with an unanswered attempt, which may be carried out late."""
+        """For each group, the offsets that were sent in unanswered attempts, which may be carried out late."""
         self.role: Role = OWNER
 
     @property
@@ -213,7 +213,7 @@ class Transaction:
 
         Raises:
             IllegalStateError: the call is not allowed in this state.
-            TransactionError: the transaction has failed, and another call has to follow.
+            TransactionError: the transaction has failed, and another call is needed first.
         """
         if self.state is _S.NONE:
             raise IllegalStateError(f"{call} needs a producer with a transactional_id")
@@ -225,7 +225,7 @@ class Transaction:
 
     @property
     def why_stuck(self) -> str | None:
-        """The reason why no transaction can begin, if an abort does not change that; otherwise None."""
+        """The reason why no transaction can begin, not even after an abort; None in any other state."""
         return self._described() if self.state in _STUCK else None
 
     def _wrong_state(self, call: str) -> IllegalStateError:
@@ -237,7 +237,7 @@ class Transaction:
     def begin(self, *, is_v2: bool) -> None:
         """Begin a transaction, which uses the same protocol version until its end.
 
-        It uses v2 if the cluster has finalized v2 (`is_v2`) and the current epoch has had no transaction of v1.
+        It uses v2 if the cluster has finalized v2 (`is_v2`) and the current epoch has had no v1 transaction.
         """
         self.role = OWNER
         self.move(_S.IN_TRANSACTION)
@@ -267,11 +267,11 @@ class Transaction:
 
     @property
     def needs_epoch(self) -> bool:
-        """True if a new epoch is needed that the end of the transaction does not bring."""
+        """True if a new epoch is needed and the end of the transaction will not bring one."""
         return self.epoch_is_spent and not (self.is_v2 and self.may_have_started)
 
     def resume(self, handle: TransactionHandle) -> None:
-        """Take over a transaction that another producer began and released. Its epoch ends with it."""
+        """Take over a transaction that another producer began and released. The epoch ends with the transaction."""
         self.role = HEIR
         self.move(_S.IN_TRANSACTION)
         self.number += 1
@@ -291,7 +291,8 @@ class Transaction:
     # for the sender
 
     def may_drain(self, topic: str, partition: int) -> bool:
-        """Return whether records of this partition may be written now. If it has to join first, add it to `wanted`."""
+        """Return whether records of this partition may be written now. If the partition has to join the
+        transaction first, add it to `wanted`."""
         if self.state is _S.NONE:
             return True
         if self.state is _S.PARTICIPANT:

@@ -76,7 +76,7 @@ def test_what_is_no_timestamp_or_partition_is_named():
         ValueError, match="at='soon' is neither milliseconds since 1970 nor a time in ISO 8601"
     ):
         to_timestamp("soon", "at")
-    with pytest.raises(ValueError, match=r"p=1\.5 is not the number of a partition"):
+    with pytest.raises(ValueError, match=r"p=1\.5 is not a partition number"):
         to_partition(1.5, "p")
 
 

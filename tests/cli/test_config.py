@@ -21,7 +21,7 @@ def test_each_line_is_used_ignored_or_rejected(tmp_path):
         "ignored",
         "records are retried until delivery_timeout_ms has passed",
     )
-    assert (lines[3].handled, lines[3].text) == ("used", "it is what happens anyway")
+    assert (lines[3].handled, lines[3].text) == ("used", "aioproducer does this anyway")
     assert (lines[4].handled, lines[4].text) == (
         "rejected",
         "there is no setting lingr.ms; did you mean linger.ms?",

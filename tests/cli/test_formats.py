@@ -33,7 +33,10 @@ def test_the_end_of_the_name_stands_for_a_format(name, form):
             Shape(Format.CSV, LineFormat(key_delimiter=b":"), Columns(), None),
             "-K cannot be used with the format csv",
         ),
-        (Shape(None, LineFormat(), Columns(key="a"), None), "a column cannot be used with the format lines"),
+        (
+            Shape(None, LineFormat(), Columns(key="a"), None),
+            "column options cannot be used with the format lines",
+        ),
         (
             Shape(Format.JSONL, LineFormat(), Columns(), ";"),
             "--delimiter cannot be used with the format jsonl",

@@ -208,7 +208,10 @@ async def test_a_file_that_cannot_be_read_on_ends_the_run_without_a_word_of_succ
             "acks=0 gets no acknowledgements, so nothing could be reported as delivered; use acks=1",
         ),
         (["-X", "lingerms=5"], "there is no setting lingerms; did you mean linger_ms?"),
-        (["--key", "id"], "a column cannot be used with the format lines; --format sets another one"),
+        (
+            ["--key", "id"],
+            "column options cannot be used with the format lines; use --format to choose another",
+        ),
         (["--failed", "/no/such/dir/file"], "the directory does not exist or cannot be written"),
         (["-F", "missing.properties"], "there is no such file"),
         (["-H", "x"], "-H x: a header is NAME=VALUE"),

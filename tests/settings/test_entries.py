@@ -216,9 +216,9 @@ def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, val
         ("kafka.acks", "did you mean acks?"),
         ("environment", "docs/configuration.md lists all"),
         ("my_app_setting", "docs/configuration.md lists all"),
-        (".hidden.name", "there is no setting (a text that is not a name)"),
-        ("two words", "there is no setting (a text that is not a name)"),
-        ("", "there is no setting (a text that is not a name)"),
+        (".hidden.name", "there is no setting (hidden, because it is not a name)"),
+        ("two words", "there is no setting (hidden, because it is not a name)"),
+        ("", "there is no setting (hidden, because it is not a name)"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_one_that_was_meant(key, meant):
@@ -279,7 +279,7 @@ def test_librdkafkas_time_limit_of_sockets_gives_way_to_that_of_requests(order, 
     config = Producer.from_config(dict([*both.items()][::order])).config
 
     assert config.request_timeout == 20.0
-    assert "socket.timeout.ms has no effect: request.timeout.ms is the same setting here" in caplog.text
+    assert "socket.timeout.ms has no effect: request.timeout.ms sets the same thing" in caplog.text
     assert Producer.from_config({"socket.timeout.ms": 60000}).config.request_timeout == 60.0
 
 
@@ -613,7 +613,7 @@ def test_an_error_names_the_variable(variable, value, problem):
 
 @pytest.mark.parametrize("prefix", ["", None, 5])
 def test_an_empty_prefix_is_refused(prefix):
-    with pytest.raises(ConfigError, match="must be a str that is not empty: the prefix of all settings"):
+    with pytest.raises(ConfigError, match="must be a str that is not empty: the prefix of the variables"):
         Producer.from_env(prefix)
 
 
@@ -667,7 +667,7 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
         ("\n\nlinger.ms=-5\n", "linger_ms=-5 ({path}:3) must be a number of milliseconds"),
         ("lingerms=5\n", "{path}:1: there is no setting lingerms; did you mean linger_ms?"),
         ("a\n", "{path}:1: this line has no '=' and is not a setting"),
-        ("=5\n", "{path}:1: there is no setting (a text that is not a name)"),
+        ("=5\n", "{path}:1: there is no setting (hidden, because it is not a name)"),
         (
             "queuing.strategy=lifo\n",
             "{path}:1: queuing.strategy=lifo can't be used: records of a partition are",
@@ -777,7 +777,7 @@ def test_a_mistake_causes_no_further_ones(text, tmp_path):
 def test_half_a_password_in_the_place_of_a_key_is_not_shown(tmp_path):
     text = 'sasl.jaas.config=x.PlainLoginModule required username="svc"\n  "hunter2";\n  hunter2\n  hunter2 hunter2\n'
 
-    with pytest.raises(ConfigError, match="is a backslash missing in the line before it") as raised:
+    with pytest.raises(ConfigError, match="does the line before it lack a backslash") as raised:
         Producer.from_properties(properties(tmp_path, text))
 
     assert "hunter2" not in str(raised.value)

@@ -256,7 +256,7 @@ def test_strimzis_token_endpoint_is_https():
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (java("com.example.Tokens"), "is not a Java class with a counterpart here; pass the keyword"),
+        (java("com.example.Tokens"), "is not a Java class with a counterpart in Python; pass the keyword"),
         (
             java(GOOGLE, jaas(PLAIN_MODULE, username="a", password="b")),
             "contradicts PlainLoginModule in sasl_jaas",

@@ -137,7 +137,7 @@ LOADED = {
         [
             "send.buffer.bytes ({18}) has no effect: the operating system sizes the buffers of sockets",
             "value.serializer ({20}) has no effect: a schema registry's serializer for Java; send bytes, or pass a "
-            "function that serializes as a keyword",
+            "Python function as a keyword argument",
             "schema.registry.url ({21}), auto.register.schemas ({22}), use.latest.version ({23}) and "
             "specific.avro.reader ({33}) have no effect: meant for a schema registry",
             "interceptor.classes ({24}) has no effect: monitoring and tracing for Java; call producer.metrics(), or "
@@ -232,7 +232,7 @@ def test_a_dict_for_librdkafkas_producers_and_consumers_loads_in_one_go(caplog):
         "queue.buffering.max.messages has no effect: buffer_memory limits the waiting records, in bytes",
         "statistics.interval.ms has no effect: nothing is emitted",
         "call producer.metrics() at any time",
-        "socket.timeout.ms has no effect: request.timeout.ms is the same setting here",
+        "socket.timeout.ms has no effect: request.timeout.ms sets the same thing",
     ]
 
 

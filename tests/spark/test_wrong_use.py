@@ -143,7 +143,7 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
         ({**ONCE, "onCheckpointReset": "x"}, "option onCheckpointReset='x' must be fail or accept"),
         ({**ONCE, "logAppendTime": "yes"}, "option logAppendTime='yes' must be false or true"),
         ({**ONCE, "kafka.enable.idempotence": "false"}, "enable_idempotence"),
-        ({"kafka.transactional.id": "x"}, "is the option transactionalId here, with delivery exactly_once"),
+        ({"kafka.transactional.id": "x"}, "set transactionalId and delivery=exactly_once instead"),
         ({"kafka.value.serializer": "x"}, "values are serialized with ByteArraySerializer"),
         ({"kafka.interceptor.classes": "x.Y"}, "interceptor.classes='x.Y' names Java classes"),
         ({"kafka.queuing.strategy": "lifo"}, "queuing.strategy=lifo can't be used: records of a partition"),

@@ -139,7 +139,7 @@ class _AiokafkaError(KafkaError, RuntimeError):
 
 
 class ConsumerStoppedError(Exception):
-    """A consumer was stopped. Not raised here."""
+    """A consumer was stopped. Never raised by aioproducer."""
 
 
 class IllegalOperation(Exception):
@@ -147,7 +147,7 @@ class IllegalOperation(Exception):
 
 
 class IllegalArgumentError(_AiokafkaError):
-    """An argument is invalid. Not raised here."""
+    """An argument is invalid. Never raised by aioproducer."""
 
 
 class NoBrokersAvailable(_AiokafkaError):
@@ -173,31 +173,31 @@ class CorrelationIdError(KafkaProtocolError):
 
 
 class Cancelled(_AiokafkaError):
-    """The request was cancelled. Not raised here."""
+    """The request was cancelled. Never raised by aioproducer."""
 
     retriable = True
 
 
 class TooManyInFlightRequests(_AiokafkaError):
-    """The connection has too many requests in flight. Not raised here."""
+    """The connection has too many requests in flight. Never raised by aioproducer."""
 
     retriable = True
 
 
 class StaleMetadata(_AiokafkaError):
-    """The metadata does not contain the broker. Not raised here."""
+    """The metadata does not contain the broker. Never raised by aioproducer."""
 
     retriable = True
 
 
 class MetadataEmptyBrokerList(_AiokafkaError):
-    """The metadata contains no broker. Not raised here."""
+    """The metadata contains no broker. Never raised by aioproducer."""
 
     retriable = True
 
 
 class UnrecognizedBrokerVersion(_AiokafkaError):
-    """The version of the broker is unknown. Not raised here."""
+    """The version of the broker is unknown. Never raised by aioproducer."""
 
 
 class IncompatibleBrokerVersion(_AiokafkaError):
@@ -205,7 +205,7 @@ class IncompatibleBrokerVersion(_AiokafkaError):
 
 
 class CommitFailedError(_AiokafkaError):
-    """A consumer could not commit its offsets. Not raised here."""
+    """A consumer could not commit its offsets. Never raised by aioproducer."""
 
 
 class AuthenticationMethodNotSupported(_AiokafkaError):
@@ -217,7 +217,7 @@ class AuthenticationFailedError(_AiokafkaError):
 
 
 class KafkaUnavailableError(_AiokafkaError):
-    """The cluster is not available. Not raised here."""
+    """The cluster is not available. Never raised by aioproducer."""
 
 
 class KafkaTimeoutError(_AiokafkaError):
@@ -231,7 +231,7 @@ class KafkaConnectionError(_AiokafkaError):
 
 
 class UnsupportedCodecError(_AiokafkaError):
-    """The compression codec is not available. Not raised here: every codec is part of the installation."""
+    """The compression codec is not available. Never raised by aioproducer: every codec is part of the installation."""
 
 
 class KafkaConfigurationError(_AiokafkaError):
@@ -239,11 +239,11 @@ class KafkaConfigurationError(_AiokafkaError):
 
 
 class QuotaViolationError(_AiokafkaError):
-    """A quota was violated. Not raised here."""
+    """A quota was violated. Never raised by aioproducer."""
 
 
 class NoOffsetForPartitionError(_AiokafkaError):
-    """A consumer has no offset for a partition. Not raised here."""
+    """A consumer has no offset for a partition. Never raised by aioproducer."""
 
 
 class ProducerFenced(_AiokafkaError):
@@ -258,7 +258,7 @@ class BrokerResponseError(_AiokafkaError):
 
 
 class NoError(BrokerResponseError):
-    """No error. Not raised."""
+    """No error. Never raised by aioproducer."""
 
     errno = 0
 

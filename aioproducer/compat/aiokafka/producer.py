@@ -128,7 +128,7 @@ class AIOKafkaProducer:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> RecordMetadata:
-        """Send a record, and return its metadata when it is acknowledged; None with acks=0. It does not linger.
+        """Send a record, and return its metadata when it is acknowledged; None with acks=0. Its batch does not linger.
 
         Raises:
             The errors of `send`, and those of a failed record, such as NotEnoughReplicasError. Each of the latter is
@@ -140,7 +140,7 @@ class AIOKafkaProducer:
         return RecordMetadata.of(record) if self._is_acknowledged else None  # type: ignore[return-value]  # as aiokafka
 
     async def _serialized(self, key: Any, value: Any) -> tuple[Any, Any]:
-        """Call the serializers, which also receive None, as in aiokafka. They may be async here."""
+        """Call the serializers, which also receive None, as in aiokafka. Unlike aiokafka's, they may be async."""
         if self._key_serializer is not None:
             key = self._key_serializer(key)
             if inspect.isawaitable(key):
@@ -157,7 +157,7 @@ class AIOKafkaProducer:
             return BatchBuilder(self.producer.create_batch(), self._key_serializer, self._value_serializer)
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Future:
-        """Send a batch from `create_batch`. The future returns the metadata of the first record.
+        """Send a batch from `create_batch`. The result of the future is the metadata of the first record.
 
         Raises:
             The errors of `send`.
@@ -179,14 +179,14 @@ class AIOKafkaProducer:
     # ------------------------------------------------------------------------------------------ transactions
 
     def transaction(self) -> TransactionContext:
-        """Return a transaction for `async with`. It is committed at the end of the block, or aborted if that raises."""
+        """Return a transaction for `async with`: committed when the block ends, or aborted if the block raises."""
         return TransactionContext(self.producer)
 
     async def begin_transaction(self) -> None:
         """Begin a transaction.
 
         Raises:
-            IllegalOperation: there is no transactional_id, or a transaction is open.
+            IllegalOperation: there is no transactional_id, or a transaction is already open.
         """
         with aiokafka_errors:
             await self.producer.begin_transaction()
@@ -197,7 +197,8 @@ class AIOKafkaProducer:
         Raises:
             ProducerFenced: another producer uses the transactional id.
             IllegalOperation: no transaction is open.
-            KafkaError: a record failed; the error also has the class of the record's error. Call abort_transaction().
+            KafkaError: a record failed; this error is also an instance of that record's class of error. Call
+                abort_transaction().
         """
         with aiokafka_errors:
             await self.producer.commit_transaction()

@@ -45,7 +45,11 @@ def _drop_what_has_no_effect(settings: dict[str, Any]) -> None:
 
 
 def _settle_idempotence(settings: dict[str, Any]) -> None:
-    """Let a transactional id override enable_idempotence=False, aiokafka's default. Let acks=0 or 1 disable it."""
+    """Make the settings agree on idempotence, as in aiokafka.
+
+    A transactional id overrides enable_idempotence=False, aiokafka's default. Otherwise, acks=0 or 1 disables
+    idempotence by default.
+    """
     if "transactional_id" in settings:
         if not settings.get("enable_idempotence", True):
             del settings["enable_idempotence"]
@@ -54,7 +58,7 @@ def _settle_idempotence(settings: dict[str, Any]) -> None:
 
 
 def _settle_sasl(settings: dict[str, Any]) -> None:
-    """Apply aiokafka's defaults, or drop them where they are not used and aioproducer would reject them."""
+    """Apply aiokafka's SASL defaults, or drop them where they have no use and aioproducer would reject them."""
     mechanism = settings.get("sasl_mechanism", _DEFAULT_MECHANISM)
     if str(settings.get("security_protocol", "")).startswith("SASL_"):
         settings["sasl_mechanism"] = mechanism
@@ -65,7 +69,7 @@ def _settle_sasl(settings: dict[str, Any]) -> None:
 
 
 def _settle_timeouts(settings: dict[str, Any]) -> None:
-    """Let request_timeout_ms also limit `send`, and without idempotence the delivery of a record, as in aiokafka."""
+    """Make request_timeout_ms also limit `send` and, without idempotence, the delivery of a record, as in aiokafka."""
     timeout, linger = settings.get("request_timeout_ms"), settings.get("linger_ms", _DEFAULT_LINGER_MS)
     if not isinstance(timeout, int | float) or not isinstance(linger, int | float):
         return  # left out, or rejected by aioproducer

@@ -75,7 +75,7 @@ class AiokafkaErrors:
 
 
 aiokafka_errors = AiokafkaErrors()
-"""The only instance that is needed, because it has no state."""
+"""A shared instance, which suffices because the context manager has no state."""
 
 
 def translate(error: ours.KafkaError) -> Exception:

@@ -1,4 +1,4 @@
-"""The few requests with which ApacheKafka checks its brokers and creates topics, each over a connection of its own."""
+"""The requests that ApacheKafka sends to check its brokers and to create topics, each over a connection of its own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def registered(port: int) -> set[int]:
 
 
 async def leaders(port: int, topic: str) -> list[int]:
-    """Return each partition's leader as the broker at `port` sees it (-1 for none); empty for an unknown topic."""
+    """Return each partition's leader as the broker at `port` sees it (-1: none), or [] for an unknown topic."""
     request = MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
     )
@@ -68,7 +68,7 @@ async def leaders(port: int, topic: str) -> list[int]:
 async def create_topic(
     port: int, name: str, partitions: int, replication_factor: int, config: Mapping[str, str]
 ) -> None:
-    """Let the broker at `port` create a topic. Raises BrokerError if the cluster rejects the request."""
+    """Ask the broker at `port` to create a topic. Raises BrokerError if the cluster rejects the request."""
     topic = CreateTopicsRequest.CreatableTopic(
         name=name,
         num_partitions=partitions,

@@ -16,7 +16,7 @@ from aioproducer.testing.apache.listeners import CONTROLLER, INTERNAL, Listener,
 HOST = "127.0.0.1"
 _MOST_CONTROLLERS = 5
 
-# How much of a log an error text shows.
+# Limits for the excerpt of a log that an error text shows.
 _ERRORS = 3
 _LINES_OF_AN_ERROR = 6
 _LINES_BEHIND_ERRORS = 5
@@ -47,7 +47,7 @@ class PortReservation:
         return int(holder.getsockname()[1])
 
     def before_listening(self) -> None:
-        """Prepare for the brokers to listen: release the ports where a reservation would prevent it."""
+        """Prepare for the brokers to listen: release the ports on systems where the reservation would prevent that."""
         if sys.platform != "linux":
             self.release()
 
@@ -66,7 +66,7 @@ class ApacheBroker:
     ports: Mapping[str, int]
     """The port of each listener: CLIENT, INTERNAL, CONTROLLER and those that the user declared."""
     advertised: Mapping[str, tuple[str, int]]
-    """The address that a listener advertises to clients, for each listener that does not advertise its own."""
+    """The address that each listener advertises to clients. A listener without an entry advertises its own address."""
     process: subprocess.Popen[bytes] | None = None
     is_paused: bool = False
     logged_before: int = 0
@@ -94,7 +94,7 @@ class ApacheBroker:
 
     @property
     def scratch(self) -> Path:
-        """The directory into which the JVM unpacks files; it would leave them in the system's temporary directory."""
+        """The directory into which the JVM unpacks files, used instead of the system's temporary directory."""
         return self.directory / "tmp"
 
     @property
@@ -122,7 +122,7 @@ class ApacheBroker:
         listeners: tuple[Listener, ...],
         config: Mapping[str, Setting],
     ) -> None:
-        """Make the broker's directory and its server.properties."""
+        """Create the broker's directory, and write its server.properties."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         settings = {**self._own_settings(voters, listeners), **_shared_settings(brokers)}
         for listener in listeners:
@@ -180,7 +180,10 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 
 
 def controller_count(brokers: int) -> int:
-    """Return the number of brokers that are also controllers: it is odd, as one more would survive no more failures."""
+    """Return the number of brokers that are also controllers.
+
+    It is odd, because an even number of controllers tolerates no more failures than the odd number below it.
+    """
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1
 
@@ -201,8 +204,8 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "share.coordinator.state.topic.min.isr": min(replicas, 2),
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # Kafka uses the timestamps of the records: with its default, records with last year's timestamps would be
-        # deleted some minutes after they were sent.
+        # Kafka deletes records by their timestamps: with its default of 7 days, records with last year's timestamps
+        # would be deleted some minutes after they were sent.
         "log.retention.ms": -1,
         # The leaderships of a dead broker move after 4 s, instead of Kafka's default of 9 s.
         "broker.session.timeout.ms": 4000,

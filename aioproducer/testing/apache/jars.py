@@ -1,7 +1,7 @@
 """The requirements of a real Kafka: a Java runtime, and the broker's jars, which are fetched once into a cache.
 
-Used by ApacheKafka. Run as a script, this file fetches one version's jars with jgo: a separate process can be killed
-at any time, and keeps jgo's imports and warnings out of tests.
+ApacheKafka uses this module. Run as a script, this file fetches the jars of one version with jgo. A separate process
+does this because it can be killed at any time, and keeps jgo's imports and warnings out of the tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ALWAYS = (
 _POLL = 0.05
 """Seconds between two attempts to acquire the lock."""
 
-# Not __name__, which is "__main__" when this file runs as a script.
+# A fixed name, because __name__ is "__main__" when this file runs as a script.
 _logger = logging.getLogger("aioproducer.testing")
 
 
@@ -139,7 +139,7 @@ def _new_enough(java: str) -> str:
 
 
 def checked_version(version: str) -> str:
-    """Return the version, which will be part of a path. Raises ValueError if it is not a release number."""
+    """Return `version`, which becomes part of a path. Raises ValueError if it is not a release number."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise ValueError(f"version must be a release of Kafka such as {DEFAULT_VERSION!r}, not {version!r}")
     return version
@@ -161,8 +161,8 @@ async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
     them fetches the jars, and the others wait for it. Cancelling ends the fetch and leaves the cache unchanged.
 
     Raises:
-        ApacheKafkaMissingError: the jars must be fetched and jgo is not installed.
-        ApacheKafkaError: the jars could not be fetched, e.g. without a network.
+        ApacheKafkaMissingError: the jars must be fetched, but jgo is not installed.
+        ApacheKafkaError: the jars could not be fetched, e.g. because there is no network.
     """
     cache = cache_directory()
     jars = cache / f"kafka-{version}-with-tools"
@@ -202,7 +202,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
     _logger.warning("Fetching Kafka %s from Maven Central into %s: about 45 MB, only once", version, jars)
     began = time.monotonic()
     try:
-        # -P: the modules next to this file must not hide those that jgo imports.
+        # -P, because the modules next to this file could otherwise hide modules that jgo imports.
         fetch = children.spawn(
             [sys.executable, "-P", __file__, version, str(scratch / "jars")],
             directory=scratch,
@@ -238,7 +238,7 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def fetch(version: str, target: Path) -> None:
-    """Create the directory `target` with the jars of Kafka `version` and everything that its broker needs."""
+    """Create the directory `target` with the jars of Kafka `version` and everything that a broker needs."""
     import jgo
     from jgo.maven import MavenContext
 
@@ -247,8 +247,8 @@ def fetch(version: str, target: Path) -> None:
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )
-    # Only the tools themselves: their other dependencies are for Kafka Connect (twice as many jars) and, in 3.9, a
-    # second logger, which would keep the brokers' logs empty.
+    # Only the jar of the tools is added. Their other dependencies are for Kafka Connect (twice as many jars) and
+    # include, in 3.9, a second logger, which would keep the brokers' logs empty.
     tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
     for artifact in (*artifacts, tools):
         shutil.copy(artifact.resolve(), target)

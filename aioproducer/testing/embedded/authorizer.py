@@ -53,7 +53,7 @@ _ERRORS = {
 
 
 class Denial(NamedTuple):
-    """A rule that denies an operation to a principal, or to all if `principal` is None."""
+    """A rule that denies an operation to a principal, or to every principal if `principal` is None."""
 
     operation: Operation
     resource_type: ResourceType
@@ -71,7 +71,7 @@ class Denial(NamedTuple):
 
 
 class Authorizer:
-    """The rules of a cluster. A change takes effect with the next request."""
+    """The authorization rules of a cluster. A change applies from the next request on."""
 
     def __init__(self) -> None:
         self._denials: list[Denial] = []
@@ -89,16 +89,17 @@ class Authorizer:
         """Make the brokers reject an operation.
 
         Args:
-            operation: The operation to deny, such as `Operation.WRITE`; `Operation.ALL` covers all.
+            operation: The operation to deny, such as `Operation.WRITE`; `Operation.ALL` denies every operation.
             topic: The topic; "*" means every topic.
             transactional_id: The transactional id, or "*".
             group: The consumer group, or "*".
-            cluster: Deny it on the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (of topics).
+            cluster: If True, deny the operation on the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (the
+                creation of topics).
             principal: The principal that is denied the operation, such as "User:alice"; None: all principals. A
                 connection without authentication has the principal "User:ANONYMOUS".
 
         Returns:
-            The rule, for `withdraw`.
+            The rule; pass it to `withdraw` to remove it.
 
         Raises:
             ValueError: no resource or more than one is named, or the principal lacks a type prefix such as "User:".
@@ -123,7 +124,7 @@ class Authorizer:
         self._denials.remove(denial)
 
     def clear(self) -> None:
-        """Allow everything."""
+        """Remove all rules. Every operation is then allowed."""
         self._denials.clear()
 
     def refusal(
@@ -140,7 +141,7 @@ class Authorizer:
 def producer_id_refusal(context: RequestContext, transactional_id: str | None) -> ErrorCode | None:
     """Return the error if this client can't get a producer id from InitProducerId; None if it can.
 
-    KIP-679: a client that can write to any topic is also allowed to write to it idempotently."""
+    Since KIP-679, a client that may write to at least one topic needs no permission for idempotent writes."""
     if transactional_id is not None:
         return context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
     refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
@@ -151,7 +152,9 @@ def producer_id_refusal(context: RequestContext, transactional_id: str | None) -
 
 
 def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
-    """Return the error if this client is not allowed to create the topic. Kafka checks the cluster, then the topic."""
+    """Return the error if this client is not allowed to create the topic; None if it is.
+
+    A permission on the cluster or on the topic is enough. Kafka checks the one on the cluster first."""
     if context.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
         return None
     return context.denied(Operation.CREATE, ResourceType.TOPIC, topic)

@@ -1,6 +1,6 @@
 """One broker: a listening socket, and for each connection a task that serves one request after another.
 
-The next request is read when the response to the last one has been sent, so pipelined requests are served in order.
+A request is read only after the response to the previous one has been sent, so pipelined requests are served in order.
 EmbeddedCluster owns the brokers. The handlers process the requests; this module manages the connections.
 """
 
@@ -51,7 +51,7 @@ _ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent req
 
 
 class BrokerState(Enum):
-    """The states of a broker; metadata lists it while it is running or frozen."""
+    """The states of a broker. Metadata lists brokers that are running, or frozen and not fenced."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -84,14 +84,14 @@ class EmbeddedBroker:
         """The port; 0 until the first start if the system chooses it."""
         self.release = release
         self.is_fenced = False
-        """True if the controller has fenced the broker, which then rejoins the cluster when it thaws."""
+        """True if the controller has fenced the broker. The broker rejoins the cluster when it thaws."""
         self._cluster = cluster
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
         self._listener: listener.Listener | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thawed = asyncio.Event()
-        # Timers of a frozen broker, which are cancelled when it thaws.
+        # Timers that run while the broker is frozen; they are cancelled when it thaws or stops.
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
@@ -127,15 +127,16 @@ class EmbeddedBroker:
         return RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
 
     async def start(self) -> None:
-        """Start to listen. A broker that was stopped uses its old port again. Raises OSError if the port is in use."""
+        """Start listening. After a stop, the broker uses its old port again. Raises OSError if the port is in use."""
         if self._state is BrokerState.STOPPED:
             await self.wait_stopped()
         self._move(BrokerState.STARTING)
         self._thawed = asyncio.Event()  # The event loop may have changed since the last start.
         self._thawed.set()
         try:
-            # Two steps: if start_server were cancelled while it begins to serve, it would lose its socket.
-            await asyncio.sleep(0)  # if it is given a socket, start_server does not yield to the loop
+            # Create and serve in two steps: if start_server() were cancelled while it begins to serve, it would leak
+            # its socket.
+            await asyncio.sleep(0)  # start_server() does not yield to the loop if it is given a socket
             self._listener = listener.listen(asyncio.get_running_loop(), self.host, self.port)
             place = (
                 {"host": self.host, "port": self.port} if self._listener is None else {"sock": self._listener}
@@ -149,7 +150,7 @@ class EmbeddedBroker:
             if self._state is not BrokerState.STOPPED:
                 self.halt()
             elif self._server is not None:
-                self._server.close()  # created after this broker was stopped
+                self._server.close()  # the server was created after this broker had been stopped
             raise
 
     def halt(self) -> None:
@@ -184,16 +185,18 @@ class EmbeddedBroker:
         return list(self._connections)
 
     def freeze(self, for_seconds: float = math.inf) -> None:
-        """Keep all connections and accept new ones, but read nothing and answer nothing, as after SIGSTOP."""
+        """Freeze the broker, as SIGSTOP would, and thaw it after `for_seconds` (never if math.inf).
+
+        A frozen broker keeps its connections and accepts new ones, but reads nothing and answers nothing."""
         self._move(BrokerState.FROZEN)
         self._thawed.clear()
         self.while_frozen(for_seconds, self.thaw)
         for writer in self._connections.values():
             if not writer.transport.is_closing():
-                writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
+                writer.transport.pause_reading()  # type: ignore[attr-defined]  # the transport also reads
 
     def while_frozen(self, seconds: float, callback: Callable[..., object], *arguments: object) -> None:
-        """Call `callback` after this many seconds, unless the broker thaws or stops first; never if it is math.inf."""
+        """Call `callback` after `seconds` (never if math.inf), unless the broker thaws or stops first."""
         if math.isfinite(seconds):
             loop = asyncio.get_running_loop()
             self._timers.append(loop.call_later(seconds, callback, *arguments))
@@ -209,7 +212,7 @@ class EmbeddedBroker:
         return self._state is BrokerState.RUNNING
 
     async def thawed(self) -> None:
-        """Wait until the broker is no longer frozen: it has thawed or stopped."""
+        """Wait while the broker is frozen; return when it has thawed or stopped."""
         await self._thawed.wait()
 
     def thaw(self) -> None:
@@ -222,7 +225,7 @@ class EmbeddedBroker:
         self._cluster.transactions.wake()
         for writer in self._connections.values():
             if not writer.transport.is_closing():
-                writer.transport.resume_reading()  # type: ignore[attr-defined]  # it reads as well as writes
+                writer.transport.resume_reading()  # type: ignore[attr-defined]  # the transport also reads
         self._thawed.set()
 
     # One connection
@@ -239,7 +242,7 @@ class EmbeddedBroker:
             writer.transport.abort()
             return
         if self._state is BrokerState.FROZEN:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]  # it reads as well as writes
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # the transport also reads
         peer = writer.get_extra_info("peername")
         task = asyncio.create_task(self._serve(reader, writer), name=f"broker {self.node_id} serves {peer}")
         self._connections[task] = writer
@@ -249,7 +252,7 @@ class EmbeddedBroker:
         try:
             security = self._cluster.security
             if self._tls is not None:
-                # The handshake is done here, not by the server, so that a connection can be cut from its beginning.
+                # This task does the handshake, not the server, so a connection can be cut even during the handshake.
                 await self._thawed.wait()
                 assert isinstance(reader, asyncio.StreamReader)
                 assert isinstance(writer, asyncio.StreamWriter)
@@ -258,7 +261,7 @@ class EmbeddedBroker:
             while True:
                 await self._serve_one(session, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            pass  # The client has closed the connection.
+            pass  # The client has closed the connection, or TLS has failed.
         except CloseConnection as reason:
             logger.debug("broker %d closes a connection: %s", self.node_id, reason)
         except (ProtocolError, UnsupportedVersionError) as error:
@@ -275,11 +278,11 @@ class EmbeddedBroker:
                 await writer.wait_closed()
 
     async def _serve_one(self, session: Session, reader: Reader, writer: Writer) -> None:
-        """Read a request, serve it and answer it. Scripted faults are applied here or in the handler."""
+        """Read a request, serve it and answer it. Scripted faults are applied by this method or by the handler."""
         frame = await self._read_frame(reader)
         size = len(frame)
         header, message = self._decode(frame)
-        del frame  # The message refers to it until its records are appended.
+        del frame  # The message keeps these bytes alive until its records are appended.
         if message is None:
             refusal = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, self.release.versions)
             writer.writelines(encode_response(refusal, 0, header.correlation_id))
@@ -334,7 +337,7 @@ class EmbeddedBroker:
         if header.api_key == ApiKey.API_VERSIONS and self.release.refuses_newer_api_versions:
             return header, None
         raise UnsupportedVersionError(
-            f"API key {header.api_key} version {header.version} is not supported; supported are {served or 'none'}"
+            f"API key {header.api_key} version {header.version} is not supported (supported: {served or 'none'})"
         )
 
     async def _write(

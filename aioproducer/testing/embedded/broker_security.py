@@ -3,7 +3,7 @@
     security = Security(mechanisms=["SCRAM-SHA-256"], users={"alice": "secret"}, session_lifetime=5.0)
     async with EmbeddedCluster(security=security) as cluster: ...
 
-The mechanisms are implemented here from the broker's side and share no code with the producer's."""
+This module implements the broker's side of the mechanisms. It shares no code with the producer's side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SAS
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
-"""The minimum time in seconds between two authentications of a connection; earlier ones are rejected (KafkaChannel)."""
+"""The minimum time in seconds between two authentications of a connection. Kafka's KafkaChannel rejects a
+re-authentication that comes sooner."""
 
 LATEST_EXPIRY = 2.0**53
 """The limit for the "exp" of a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
@@ -65,18 +66,19 @@ class Security:
         """Configure authentication.
 
         Args:
-            tls: The server's SSL context; None for a listener without TLS. A context that requires certificates enables
-                mTLS.
+            tls: The server's SSL context; None for a listener without TLS. A context that requires client certificates
+                enables mTLS.
             mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each delegation token, by token id (KIP-48).
             keytab: The keytab of the brokers, for GSSAPI. It requires the gssapi package.
-            session_lifetime: Seconds after which a connection must have re-authenticated (KIP-368); 0: no limit.
-                The expiry of an OAUTHBEARER token also ends a session.
-            session_slack: Extra seconds for slow machines before a connection is closed.
+            session_lifetime: Seconds within which a connection must re-authenticate (KIP-368); 0: no limit. If there is
+                a limit, a session also ends when its OAUTHBEARER token expires.
+            session_slack: Extra seconds before a connection is closed, for tests on slow machines.
             iterations: The iteration count of SCRAM.
-            tamper: Called with the number of each SASL response, from 0, and its bytes; returns the bytes to send.
-            clock: Seconds since 1970, to check whether a token has expired.
+            tamper: A function that is called with the number of each SASL response (from 0) and its bytes. It returns
+                the bytes to send instead.
+            clock: A function that returns the seconds since 1970, to check whether a token has expired.
             random: The source of salts and nonces.
         """
         self.tls = tls
@@ -91,7 +93,7 @@ class Security:
         self.clock = clock
         self.random = random or Random()
         self.authentications: list[tuple[str, str]] = []
-        """Principal and mechanism of each successful authentication, including re-authentications."""
+        """The principal and the mechanism of each successful authentication, including re-authentications."""
         self.failures = 0
         """The number of failed authentications."""
 

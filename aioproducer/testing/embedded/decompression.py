@@ -2,7 +2,7 @@
 
 `decompress` accepts only the format that a producer should write; `decompress_as_broker` is as lenient as
 Kafka's own readers. Every length in the data is checked against the cap before memory is allocated for
-it. Both reject frames that Kafka rejects (lz4 blocks that depend on each other).
+it. Both functions reject lz4 frames whose blocks depend on each other, as Kafka does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MALFORMED: tuple[type[Exception], ...] = (
 
 
 def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
-    """Unpack `payload`, which is all bytes after a batch's header.
+    """Unpack `payload`, the bytes of a batch after its header.
 
     Args:
         codec: the batch's codec.
@@ -56,7 +56,7 @@ def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
 
 
 def decompress_as_broker(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
-    """Unpack a payload as a broker does: like `decompress`, but some bytes after its end are accepted.
+    """Unpack a payload as a broker does: like `decompress`, but accept some bytes after its end.
 
     Kafka's readers of gzip, snappy and zstd continue with a further member or frame. The readers of gzip and lz4 ignore
     any other bytes after the end, and the reader of snappy ignores up to three.
@@ -143,9 +143,9 @@ def _zstd(payload: memoryview, max_size: int) -> bytes:
         raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
     if claimed >= 0:
         return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
-    # Java's client compresses streams, so its frames do not contain their size. The streaming reader has no cap:
-    # feeding it a few bytes at a time limits the excess over `max_size` to some MiB (the shortest block, 4 bytes,
-    # unpacks to 128 KiB).
+    # Java's client compresses streams, so its frames do not contain their size. The streaming reader has no cap, so it
+    # gets only a few bytes at a time. The result can then exceed `max_size` by a few MiB at most: the shortest block,
+    # 4 bytes, unpacks to 128 KiB.
     stream = zstandard.ZstdDecompressor().decompressobj()
     blocks = []
     size = at = 0

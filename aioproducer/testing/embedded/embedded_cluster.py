@@ -74,15 +74,15 @@ class EmbeddedCluster(Inspection):
             topics: Topics to create at the first start, with their numbers of partitions.
             auto_create: Create a missing topic when a client requests its metadata and allows the creation.
             default_partitions: The number of partitions of a topic whose creation does not specify it.
-            replication_factor: Replicas of a partition; None: 3, or the number of brokers if it is lower.
+            replication_factor: The number of replicas of a partition; None: 3, or the number of brokers if it is lower.
             min_insync_replicas: The number of replicas that must be in sync for acks=all.
-            max_message_bytes: The largest batch, in bytes.
+            max_message_bytes: The maximum size of a batch, in bytes.
             versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
             transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
-                (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature and behave as with 0.
+                (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature and behave as if the level were 0.
             host: The address to listen on, which is also advertised to clients.
-            clock: Seconds since 1970, for LogAppendTime.
-            random: The source of topic ids.
+            clock: A function that returns the seconds since 1970, for timestamps and the time-outs of transactions.
+            random: The source of random ids, such as topic ids.
             security: TLS, SASL and sessions; None for PLAINTEXT.
             collects_metrics: Offer the APIs by which clients push metrics (KIP-714); see `telemetry`.
 
@@ -112,8 +112,8 @@ class EmbeddedCluster(Inspection):
         self.quotas = Quotas()
         """The limits of clients; see `set_quota`."""
         self.failures: list[Exception] = []
-        """Bugs in the embedded brokers, and scripted faults that could not be carried out; leaving `async with`
-        raises the first."""
+        """Bugs in the embedded brokers, and scripted faults that could not be carried out. The first of them is raised
+        at the end of `async with`, unless the block itself raises an exception."""
         self.security = security
         self._random = random or random_module.Random()
         self._clock = clock
@@ -147,9 +147,8 @@ class EmbeddedCluster(Inspection):
     async def start(self) -> None:
         """Start all brokers and create the topics.
 
-        After `stop()`, the same cluster starts again: ports, topics, records, leaders, transactions and group
-        offsets are as they were, as if all brokers of a real cluster had been restarted. Topics that were
-        deleted stay deleted.
+        After `stop()`, the same cluster starts again with its ports, topics, records, leaders, transactions and group
+        offsets, as if all brokers of a real cluster had been restarted. Deleted topics stay deleted.
 
         Raises:
             RuntimeError: a broker is not stopped; it keeps running.
@@ -284,7 +283,7 @@ class EmbeddedCluster(Inspection):
             fenced_after: If None, the controller does not notice: the broker stays leader and its replicas count as up
                 to date, so the other brokers' partitions remain available. If a number, its replicas stop fetching, so
                 acks=all waits for them. After that many seconds (broker.session.timeout.ms), the controller fences the
-                broker: it leaves the ISRs, and its partitions get other leaders until it thaws.
+                broker: it leaves the ISRs, and its partitions get other leaders. When it thaws, it rejoins the ISRs.
         """
         self.broker(node).freeze()
         if fenced_after is not None:
@@ -333,7 +332,7 @@ class EmbeddedCluster(Inspection):
         Args:
             name: The topic name; Kafka's rules apply.
             partitions: The number of partitions; None: the cluster's default.
-            replication_factor: Replicas of each partition; None: the cluster's default.
+            replication_factor: The number of replicas of each partition; None: the cluster's default.
             config: Topic settings by Kafka's names, such as max.message.bytes or min.insync.replicas.
 
         Raises:
@@ -369,7 +368,11 @@ class EmbeddedCluster(Inspection):
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records. A new topic with the same name has another id. Raises KeyError."""
+        """Delete a topic with all its records. A new topic with the same name has another id.
+
+        Raises:
+            KeyError: the topic does not exist.
+        """
         topic = self.topics.pop(name)
         del self._topics_by_id[topic.topic_id]
         for partition in topic.partitions:
@@ -401,7 +404,7 @@ class EmbeddedCluster(Inspection):
         """Make another broker the leader, in a new leader epoch. Records above the high watermark are lost.
 
         Raises:
-            ValueError: the broker is stopped, or has no replica.
+            ValueError: the broker is stopped, or has no replica of the partition.
         """
         moved = self.partition(topic, partition)
         state = self.broker(to_node).state
@@ -457,7 +460,7 @@ class EmbeddedCluster(Inspection):
     # For brokers and handlers
 
     def auto_create_topic(self, name: str) -> None:
-        """Create a topic that a client has requested. An internal topic gets its usual partitions."""
+        """Create a topic that a client has requested. An internal topic gets its usual number of partitions."""
         if name == OFFSETS_TOPIC:
             self.groups.create_topic()
         elif name == TRANSACTIONS_TOPIC:
@@ -466,14 +469,14 @@ class EmbeddedCluster(Inspection):
             self.create_topic(name)
 
     def colliding_topic(self, name: str) -> str | None:
-        """Return the topic whose name differs only in '.' and '_', so that the names of their metrics would collide."""
+        """Return a topic whose name equals `name` except for '.' and '_', or None. Their metrics would collide."""
         unified = name.replace(".", "_")
         if "_" not in unified:
             return None
         return next((other for other in self.topics if other.replace(".", "_") == unified), None)
 
     def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
-        """Return the broker that coordinates a group or a transactional id; None if none does at present."""
+        """Return the broker that coordinates a group or a transactional id; None if it has no coordinator now."""
         node = self.transactions.node(key) if of_transactions else self.groups.node(key)
         return None if node == NO_LEADER else self.broker(node).node
 

@@ -1,7 +1,7 @@
 """Effects of scripted faults on brokers, on connections and on responses that are being sent.
 
-EmbeddedBroker calls these functions for the faults that FaultScript found for a request. The handlers carry out
-errors and omitted partitions.
+EmbeddedBroker calls these functions for the faults that FaultScript found for a request. The handlers return the
+scripted errors and omit partitions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Targ
 
 
 async def hold_back(faults: Sequence[Fault]) -> None:
-    """Wait before serving a request. Meanwhile nothing is read from the connection, so its end is not noticed."""
+    """Wait before serving a request. Meanwhile, the broker does not notice if the client closes the connection."""
     for fault in faults:
         if fault.hold_before is not None:
             await fault.hold_before.wait()

@@ -1,7 +1,8 @@
 """Scripted faults: which requests fail, in which way, and how often.
 
-Tests add faults, and each broker takes the faults that fit the request it has just read. This module does not
-carry out the faults: fault_effects does so for brokers and connections, and the handlers do so for responses.
+Tests add faults, and each broker takes the faults that fit the request it has just read. This module only selects
+faults. fault_effects applies them to brokers, connections and the sending of responses; the handlers apply errors and
+omissions.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ class Fault:
         return self.hits >= self.count
 
     async def reached(self, hits: int = 1) -> None:
-        """Wait until `hits` requests have met this fault. Put a time-out around it."""
+        """Wait until `hits` requests have met this fault. Wrap the call in asyncio.timeout()."""
         while self.hits < hits:
             await self._hit.wait()
             self._hit.clear()
 
     def concerns(self, topic: str | None, partition: int | None = None) -> bool:
-        """Return True if the fault covers this partition; None, here or in the fault, means any."""
+        """Return True if the fault covers this partition. None as an argument or in the fault means any."""
         return (self.topic is None or topic is None or self.topic == topic) and (
             self.partition is None or partition is None or self.partition == partition
         )
@@ -124,24 +125,31 @@ class FaultScript:
     ) -> Fault:
         """Make the next `count` matching requests fail.
 
-        Faults with the same target form a script: the second begins when the first is used up. Faults for different
-        partitions can affect the same request. All effects of one fault apply to the same request, in this order:
-        leaders move, and the broker freezes or goes down; the connection is dropped; the request is held; it is
-        served, with errors and omissions. With `after_append`, leaders and brokers change only after that. The
-        last effects are `delay` and `hold`; the drop after the append; the response, altered, trickling or cut off;
-        and the throttle time.
+        Faults with the same target apply one after another: the second begins when the first is used up. Faults for
+        different partitions can affect the same request. All effects of one fault apply to the same request, in this
+        order:
+
+        1. Leaders move, and the broker freezes or goes down. With `after_append`, this follows step 4.
+        2. The connection is closed (`drop_before`).
+        3. The request waits (`hold_before`).
+        4. The request is served, with errors and omissions.
+        5. The response waits (`delay`, `hold`).
+        6. The connection is closed (`drop_after_append`).
+        7. The response is sent: altered, in pieces or cut off.
+        8. The connection is ignored for the throttle time.
 
         Args:
             api_key: The API of the requests that fail.
-            error: The error for the affected partitions, topics or request; the request itself is not carried out.
-            after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. With an
-                error, it is valid only for requests that append: Produce and those of transactions.
+            error: The error code for the affected partitions, topics or request. Unless `after_append` is set, the
+                broker does nothing else for them.
+            after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. With
+                `error`, it is allowed only for Produce and for the requests of transactions.
             drop_before: Close the connection instead of serving the request.
             hold_before: Serve the request only when this event is set, even if the client has closed its connection by
                 then. This simulates a request that is delayed and arrives after later records.
             drop_after_append: Serve the request, then close the connection without a response.
             delay: Seconds between serving the request and answering it. In the meantime, nothing else is read from
-                the connection. A quota of request time counts this time as work.
+                the connection. A quota with `request_percentage` counts this time as work.
             hold: Like `delay`, but until this event is set.
             truncate: Send only that many bytes of the response, then close the connection.
             wrong_correlation_id: Send a response whose correlation id does not match the request.
@@ -166,8 +174,8 @@ class FaultScript:
             The fault; its `hits` and `reached()` show its progress.
 
         Raises:
-            ValueError: the fault does nothing, a number is invalid, two arguments exclude each other, or there is no
-                such broker.
+            ValueError: the fault does nothing, a number is invalid, two arguments exclude each other, or a broker does
+                not exist.
         """
         fault = Fault(
             api_key=ApiKey(api_key),
@@ -264,7 +272,7 @@ _WITH_LATE_ERRORS = (
     ApiKey.END_TXN,
     ApiKey.TXN_OFFSET_COMMIT,
 )
-"""The APIs with handlers that call `RequestContext.late_error`."""
+"""The APIs for which `error` can be combined with `after_append`; their handlers call `RequestContext.late_error`."""
 
 _LOWEST = {
     "count": 1,

@@ -1,7 +1,7 @@
 """The group coordinator of an embedded cluster: offsets committed in transactions, and the checks of group members.
 
-Groups can't be joined here: consumers assign themselves partitions, and a test sets the members of a group. Offsets
-are stored only in `__consumer_offsets`, so the next coordinator also knows them.
+Consumers can't join groups: they assign themselves partitions, and a test sets the members of a group. Offsets are
+stored only in `__consumer_offsets`, so a new coordinator also knows them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Membership:
 
     generation: int = NO_GENERATION
     members: dict[str, str | None] = field(default_factory=dict)
-    """The group.instance.id of each member id."""
+    """The group.instance.id of each member, or None, by member id."""
 
 
 class GroupCoordinator:
@@ -123,7 +123,7 @@ class GroupCoordinator:
         """Check that this member is allowed to commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
 
         Raises:
-            TransactionRefused: the member is not allowed to.
+            TransactionRefused: the member is not allowed to commit offsets.
         """
         membership = self._memberships.get(group)
         if membership is None and not self.offsets_at(node, group).knows(group):
@@ -150,7 +150,7 @@ class GroupCoordinator:
         """Write the offsets of a transaction and wait until they are replicated.
 
         Raises:
-            TransactionRefused: the log does not accept them, or they are not replicated in time.
+            TransactionRefused: the log rejects them, the leader changes, or they are not replicated in time.
         """
         partition = self.partition_of(group)
         now_ms = self._cluster.now_ms()
@@ -174,7 +174,7 @@ class GroupCoordinator:
             raise TransactionRefused(ErrorCode.NOT_COORDINATOR)
 
     def forget_topic(self, topic: str) -> None:
-        """Delete every group's offsets in a deleted topic, except in partitions that can't be written to."""
+        """Delete every group's offsets in a deleted topic, unless their log can't be written to."""
         now_ms = self._cluster.now_ms()
         for partition, state in self._states.all_loaded():
             found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)

@@ -25,7 +25,7 @@ class Inspection:
     def __init__(self) -> None:
         self.topics: dict[str, EmbeddedTopic] = {}
         self.requests: deque[SeenRequest] = deque(maxlen=_REQUESTS_KEPT)
-        """The latest requests that brokers have read, except ApiVersions requests that they rejected."""
+        """The latest requests that brokers have read, except those of an unsupported version."""
         self._topics_by_id: dict[UUID, EmbeddedTopic] = {}
         self._seen = asyncio.Event()
 
@@ -52,7 +52,7 @@ class Inspection:
         Args:
             topic: The topic name.
             partition: The partition; None: all partitions.
-            committed: Only records that a consumer with isolation.level=read_committed would receive: none of
+            committed: Return only records that a consumer with isolation.level=read_committed would receive: none of
                 open or aborted transactions, and none after the first record of an open transaction.
         """
         parts = self.topics[topic].partitions if partition is None else [self.partition(topic, partition)]
@@ -77,7 +77,7 @@ class Inspection:
     async def wait_for_requests(
         self, api_key: ApiKey, count: int = 1, node: int | None = None
     ) -> list[SeenRequest]:
-        """Wait until brokers have read `count` requests of one API in total. Put a time-out around it."""
+        """Wait until brokers have read `count` requests of one API in total. Wrap the call in asyncio.timeout()."""
         while len(found := self.requests_of(api_key, node)) < count:
             self._seen.clear()
             await self._seen.wait()

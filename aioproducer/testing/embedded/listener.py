@@ -2,7 +2,7 @@
 
 asyncio accepts a connection in one turn of the loop and creates its transport in the next. If the server is closed in
 between, the transport is never finished: no code closes the connection, and its client waits until the garbage
-collector finds it. uvloop does both in the same turn."""
+collector closes the socket. uvloop accepts a connection and creates its transport in the same turn."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Listener(socket.socket):
 
 
 def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | None:
-    """Return a socket that is bound to this address, as asyncio binds its own.
+    """Return a socket that is bound to this address with the options that asyncio uses.
 
-    The result is None on event loops other than asyncio's selector loop, and for host names.
+    The result is None if `host` is not an IP address, and on event loops other than asyncio's selector loop.
 
     Raises:
         OSError: the port is in use.
@@ -45,7 +45,7 @@ def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | 
     if not isinstance(loop, asyncio.SelectorEventLoop) or not _is_ip(host):
         return None
     is_v6 = ipaddress.ip_address(host).version == 6
-    # asyncio sets TCP_NODELAY only on sockets that were created with a protocol.
+    # asyncio sets TCP_NODELAY only on sockets that were created with IPPROTO_TCP.
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
     listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

@@ -1,7 +1,8 @@
 """The log of one partition: whole batches as they were sent, and the state of each producer.
 
-Only Partition calls the log. Nothing here awaits, and an append does not read individual records. Batches have already
-been validated, and their bytes are kept; only base offset and leader epoch (the first 16 bytes) are overwritten.
+Only Partition appends to the log. Nothing in this module awaits, and an append does not read individual records.
+Batches have already been validated, and their bytes are kept. Only the base offset and the leader epoch, which are
+in the first 16 bytes, are overwritten.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class VerificationGuard:
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
-"""The guard of a broker that does not verify, like all releases before 3.6."""
+"""The guard of a broker that does not verify transactions, as in all releases before 3.6."""
 
 
 class PartitionLog:
@@ -136,7 +137,7 @@ class PartitionLog:
 
         Args:
             data: The batch.
-            header: Its header.
+            header: The header of the batch.
             leader_epoch: The leader's epoch, to be written into the batch.
             guard: The result of `start_verification`, for a batch that may be the first of its transaction.
 
@@ -175,7 +176,7 @@ class PartitionLog:
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, *, leader_epoch: int, now_ms: int
     ) -> LogAppendInfo:
-        """End the producer's transaction, if one is open here. From now on, older epochs of the producer are rejected.
+        """End the producer's transaction, if this log has an open one. From now on, older epochs are rejected.
 
         Raises:
             AppendError: the log has seen a newer epoch of the producer, or a newer coordinator.
@@ -210,7 +211,7 @@ class PartitionLog:
         return guard
 
     def _check_transaction(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
-        """Reject a batch outside of the producer's transaction, or in a transaction that was not verified."""
+        """Reject a non-transactional batch during a transaction, and the first batch of an unverified transaction."""
         producer_id = header.producer_id
         if self.has_open_transaction(producer_id, header.producer_epoch):
             if not header.is_transactional:
@@ -247,9 +248,9 @@ class PartitionLog:
         return batch
 
     def read(self, offset: int, max_bytes: int, *, before: int, at_least_one: bool = True) -> list[Bytes]:
-        """Return the batches from the one that contains `offset` on that end below `before`.
+        """Return the batches that end below `before`, beginning with the one that contains `offset`.
 
-        The last batch is cut off at the limit, as in Kafka. The first batch is never cut off: if it exceeds the limit,
+        The last batch is cut off at `max_bytes`, as in Kafka. The first batch is never cut off: if it is too large,
         `at_least_one` decides whether it is returned whole or not at all (ReplicaManager.readFromLog,
         firstEntryIncomplete).
         """
@@ -372,7 +373,7 @@ class ProducerStateEntry:
 
     @property
     def next_sequence(self) -> int:
-        """The only sequence that is accepted next: 0 for the first batch of this epoch."""
+        """The sequence that the next batch of this epoch must have; 0 for the first batch."""
         return _next_sequence(self.batches[-1].last_sequence) if self.batches else 0
 
     def find_duplicate(self, header: BatchHeader) -> RememberedBatch | None:

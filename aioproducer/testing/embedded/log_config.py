@@ -1,6 +1,6 @@
-"""The settings of a topic by Kafka's names: their valid values, and the settings that have an effect in this cluster.
+"""The settings of a topic, by Kafka's names: the valid values of each, and those that affect the embedded cluster.
 
-The other settings are only checked: the embedded log keeps every record that it has accepted.
+The other settings are only checked. For example, no retention applies: the log keeps every record that it has accepted.
 """
 
 from __future__ import annotations
@@ -116,12 +116,13 @@ _CHECKS_BEFORE_4: dict[str, Callable[[str], object]] = {
     "message.timestamp.difference.max.ms": _number(0),
     "segment.bytes": _number(14, _INT),
 }
-"""The same before Kafka 4.0, which removed three settings (KIP-724, KIP-937) and narrowed segment.bytes (KIP-1030)."""
+"""The settings before Kafka 4.0, which removed three of them (KIP-724, KIP-937) and raised the minimum of segment.bytes
+(KIP-1030)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """The topic settings that have an effect here, under Kafka's names with underscores instead of dots."""
+    """The topic settings that affect the embedded cluster, by Kafka's names with underscores instead of dots."""
 
     cleanup_policy: str = "delete"
     compression_type: str = PRODUCERS_CODEC
@@ -132,7 +133,7 @@ class LogConfig:
     min_insync_replicas: int = 1
     segment_bytes: int = 1024 * 1024 * 1024
     is_before_4: bool = False
-    """Not a setting: True for a topic of a release before Kafka 4.0, which has more settings."""
+    """True for a topic of a release before Kafka 4.0, which has more settings. This field itself is not a setting."""
 
     @classmethod
     def of_broker(cls, *, is_before_4: bool, max_message_bytes: int, min_insync_replicas: int) -> LogConfig:
@@ -146,7 +147,7 @@ class LogConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """True if every record needs a key."""
+        """True if the topic is compacted; every record then needs a key."""
         return "compact" in self.cleanup_policy
 
     @property
@@ -160,7 +161,7 @@ class LogConfig:
         return _CODECS.get(self.compression_type)
 
     def changed(self, settings: Mapping[str, str | None]) -> LogConfig:
-        """Return this config with some settings changed, written as in Kafka: {"max.message.bytes": "1000"}.
+        """Return this config with some settings changed. They are written as in Kafka: {"max.message.bytes": "1000"}.
 
         Raises:
             ValueError: a name is unknown or a value is invalid.
@@ -176,11 +177,13 @@ class LogConfig:
                 raise ValueError(f"topic config {name}={text}: {error}") from None
         lags = checked.get("min.compaction.lag.ms", 0), checked.get("max.compaction.lag.ms", NO_LIMIT)
         if lags[0] > lags[1]:  # type: ignore[operator]  # both are numbers
-            raise ValueError(f"topic config min.compaction.lag.ms={lags[0]} is above its maximum, {lags[1]}")
+            raise ValueError(
+                f"topic config min.compaction.lag.ms={lags[0]} exceeds max.compaction.lag.ms={lags[1]}"
+            )
         difference = checked.get("message.timestamp.difference.max.ms")
         if difference is not None:
             checked.setdefault("message.timestamp.after.max.ms", difference)
             checked.setdefault("message.timestamp.before.max.ms", difference)
         values = {name.replace(".", "_"): value for name, value in checked.items()}
         values = {field: value for field, value in values.items() if field in self.__slots__}
-        return replace(self, **values)  # type: ignore[arg-type]  # one dict of two value types
+        return replace(self, **values)  # type: ignore[arg-type]  # the values have several types

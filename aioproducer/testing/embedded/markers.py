@@ -1,7 +1,7 @@
 """Transaction markers on their way from a coordinator to the leaders of the partitions (WriteTxnMarkers).
 
-TransactionCoordinator calls `write` for each prepared transaction whenever something has changed, until all of its
-markers are in the logs and replicated. Kafka does this in TransactionMarkerChannelManager.
+TransactionCoordinator calls `write` for each prepared transaction whenever something has changed, until all markers of
+the transaction are written and replicated. Kafka does this in TransactionMarkerChannelManager.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Markers:
         self._held.clear()
 
     def targets(self) -> list[Partition]:
-        """Return the partitions that must change before another marker can be written or a written one counts."""
+        """Return the partitions to watch: one of them must change before a marker can be written or replicated."""
         return list(self._waiting)
 
     def write(self, metadata: TransactionMetadata, coordinator_epoch: int) -> bool:
-        """Write the markers of a prepared transaction that can be written now.
+        """Write those markers of a prepared transaction that can be written now.
 
         Returns:
             True if all of them are written and replicated.
@@ -83,7 +83,7 @@ class Markers:
                     *metadata.identity, marker, self._cluster.now_ms()
                 ).last_offset
             except AppendError:
-                # A newer epoch or coordinator has written here: its transaction has already ended.
+                # A newer epoch or coordinator has written to this log, so the transaction has already ended there.
                 return True
             written = appended[target] = _Appended(partition.leader_epoch, offset)
         if partition.high_watermark > written.offset:

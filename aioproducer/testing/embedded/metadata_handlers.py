@@ -1,7 +1,7 @@
 """The handlers of requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
-The docstring of each handler lists the changes by version of its API. Only CreateTopics changes the cluster, and
-Metadata when it creates a requested topic.
+The docstring of each handler lists the changes by version of its API. These requests change the cluster only by
+creating topics: CreateTopics and Metadata create the requested topics, and FindCoordinator creates the internal ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 async def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """Handle ApiVersions. Version 1: throttle time. 3: the client's name and version (KIP-511), features. 4: features
-    with the lowest level 0."""
+    whose lowest level is 0."""
     served = context.release.versions
     error = context.refusal()
     if error is None and context.version >= 3:
@@ -124,11 +124,11 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
             if context.denied(Operation.DESCRIBE, ResourceType.TOPIC, topic.name) is None
         ]
     else:
-        # Before version 4, only the broker's setting decides about creation.
+        # Before version 4, only the broker's setting decides whether a topic is created.
         may_create = request.allow_auto_topic_creation or context.version < 4
         if context.version < 12 and any(topic.name is None for topic in wanted):
             return _refused_metadata(wanted, ErrorCode.INVALID_REQUEST)
-        # If a topic id is among them, Kafka uses only the ids. Each topic is described once.
+        # If the request contains a topic id, Kafka uses only the ids. Each topic is described once.
         by_id = any(topic.topic_id != NIL_UUID for topic in wanted)
         unique = {topic.topic_id if by_id else topic.name: topic for topic in reversed(wanted)}
         described = [_looked_up(context, topic, by_id, may_create) for topic in reversed(unique.values())]
@@ -258,7 +258,8 @@ async def find_coordinator(
 
 
 async def create_topics(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    """Handle CreateTopics. Version 4: -1 means the broker's default (KIP-464). 5: topics in response. 7: topic ids."""
+    """Handle CreateTopics. Version 4: -1 means the broker's default (KIP-464). 5: the response describes each new
+    topic. 7: topic ids."""
     names = [wanted.name for wanted in request.topics]
     twice = {name for name in names if names.count(name) > 1}
     results = [

@@ -51,7 +51,7 @@ class CommittedOffset(NamedTuple):
 def encoded_offset(
     group: str, target: TopicPartition, committed: CommittedOffset | None, now_ms: int
 ) -> tuple[bytes, bytes | None]:
-    """Encode the key and value of an offset's record; a value of None deletes the offset."""
+    """Encode the key and value of an offset's record. If `committed` is None, the record deletes the offset."""
     key = versioned(
         OffsetCommitKey(group=group, topic=target.topic, partition=target.partition), _KEY_VERSION
     )

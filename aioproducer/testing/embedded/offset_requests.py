@@ -28,7 +28,7 @@ MAX_METADATA = 4096
 (offset.metadata.max.bytes)."""
 
 _PASSED_ON_AS = {
-    # Older clients do not expect an error of a connection between brokers.
+    # Older clients do not expect a network error that occurred between brokers.
     ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
 }
 
@@ -123,7 +123,7 @@ async def _committed(
 async def _check_transaction(
     context: RequestContext, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
 ) -> None:
-    """Ask the transaction coordinator, as any partition leader does. Raises TransactionRefused."""
+    """Ask the coordinator about the transaction, as any partition leader does. Raises TransactionRefused."""
     partition = context.cluster.groups.partition_of(request.group_id)
     target = TopicPartition(partition.topic, partition.index)
     answers = await verify(

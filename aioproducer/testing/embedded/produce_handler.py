@@ -87,7 +87,7 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
 async def _sorted_out(
     context: RequestContext, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
 ) -> tuple[dict[_Target, _Wanted], dict[_Target, _Answer]]:
-    """Return the batches for existing partitions, and the errors of the others (KafkaApis.handleProduceRequest).
+    """Return the batches to append, and the errors of the other partitions (KafkaApis.handleProduceRequest).
 
     The record bytes are removed from the request. `answers` gets an entry for each partition, in order.
     """
@@ -239,7 +239,7 @@ def _put_together(context: RequestContext, answers: dict[_TopicKey, dict[int, _A
 
 
 async def _await_replication(context: RequestContext, written: Sequence[_Written], timeout: float) -> None:
-    """Wait, for acks=all, until every batch is replicated or can no longer be, or the time is over (DelayedProduce)."""
+    """Wait, for acks=all, until each batch is replicated or has failed, or until the time-out (DelayedProduce)."""
     waiting = list(written)
 
     def is_settled() -> bool:
@@ -252,7 +252,7 @@ async def _await_replication(context: RequestContext, written: Sequence[_Written
 
 
 def _settle(context: RequestContext, written: _Written) -> bool:
-    """Return True if the outcome of a batch is known. Even if the outcome is an error, the leader has appended it."""
+    """Return True if the outcome of a batch is known. Even if it is an error, the leader has appended the batch."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

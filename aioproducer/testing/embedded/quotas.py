@@ -1,8 +1,8 @@
 """Quotas by client id: the time for which a client above its quota is muted.
 
-As in Kafka's ClientQuotaManager, each broker sums up a client's use in eleven windows of one second. A client
-above its rate is muted until the mean is back at the limit. EmbeddedBroker calls this module after each request, with
-the time of its event loop.
+As in Kafka's ClientQuotaManager, each broker sums up a client's use in eleven windows of one second. A client whose
+mean rate exceeds the limit is muted until the mean is back at the limit. EmbeddedBroker calls this module after each
+request, with the time of its event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rate:
             self._windows[-1] = start, total + value
 
     def throttle(self, limit: float, now: float) -> float:
-        """Return the seconds without further values until the rate is at the limit. Call it right after `record`."""
+        """Return the seconds after which the rate is at the limit if no values follow. Call it right after `record`."""
         start = self._windows[0][0]
         elapsed = now - start
         # At least ten windows count as elapsed, so that the first request does not cause an enormous rate.
@@ -64,7 +64,7 @@ class Quotas:
         self._rates: dict[tuple[int, str, str], Rate] = {}
 
     def set(self, client_id: str | None, quota: Quota) -> None:
-        """Limit a client id, or with None each client id that has no quota of its own.
+        """Set the quota of a client id, or, with None, of each client id that has no quota of its own.
 
         Raises:
             ValueError: a limit is not above 0.
@@ -93,7 +93,7 @@ class Quotas:
         if quota.request_percentage is not None:
             rate = self._rate(node, client_id, "time")
             rate.record(seconds * 100, now)
-            # Because of this quota, Kafka never mutes for longer than one window (ClientRequestQuotaManager).
+            # Under this quota, Kafka mutes a client for at most one window (ClientRequestQuotaManager).
             throttle = max(throttle, min(rate.throttle(quota.request_percentage, now), WINDOW))
         return throttle
 
@@ -102,7 +102,7 @@ class Quotas:
 
 
 class Timed(Generic[T]):
-    """Awaits a coroutine and adds up its running time, without its waiting time."""
+    """Awaits a coroutine and adds up its running time; the time for which it waits does not count."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
         self.seconds = 0.0

@@ -1,7 +1,7 @@
-"""One pass over the records of a batch, as in a leader, which checks their form and collects their properties.
+"""One pass over the records of a batch, as in a leader: it checks their format and collects their properties.
 
-Keys, values and headers are skipped, not read. This is the only work that the embedded cluster does for each record,
-so it is written as one loop.
+Keys, values and headers are skipped, not read. This pass is most of the work that the embedded cluster does for each
+record, so it is written as one loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _VARLONG_BYTES = 10
 
 
 class UnreadableLengthError(ProtocolError):
-    """The length of a record has too many bytes. Kafka's reader has no separate error for that."""
+    """A record's length is encoded in too many bytes. Kafka has no error code for that."""
 
 
 class ScannedRecords(NamedTuple):
@@ -109,7 +109,7 @@ def _skipped(data: bytes, at: int) -> int:
 def _varint(
     data: bytes, at: int, error: type[ProtocolError] = ProtocolError, most: int = _VARINT_BYTES
 ) -> tuple[int, int]:
-    """Return a zigzag varint of at most `most` bytes, and its end."""
+    """Decode a zigzag varint of at most `most` bytes; return its value and the position after it."""
     raw = data[at]
     if raw < 0x80:  # most varints are one byte long
         return (raw >> 1) ^ -(raw & 1), at + 1

@@ -20,7 +20,7 @@ RELEASES = tuple(
 )
 """Kafka's releases, in order."""
 
-# "2.1:7" means that Kafka 2.1 is the first release with version 7. Earlier releases than those listed lack the API.
+# "2.1:7" means that Kafka 2.1 is the first release with version 7. Releases before the first one listed lack the API.
 _SINCE: dict[ApiKey, str] = {
     # 7: zstd (KIP-110). 8: errors per record (KIP-467). 10: the new leader in the response (KIP-951).
     # 12: transactions v2 (KIP-890). 13: topic ids (KIP-516).
@@ -99,7 +99,7 @@ _TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The properties in which the brokers of one release differ from those of others."""
+    """The properties of a release's brokers that differ between releases."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]
@@ -122,13 +122,13 @@ class Release:
 
 
 def release_named(name: str, *, collects_metrics: bool = False) -> Release:
-    """Return a Kafka release by its number, such as "2.1" or "4.1", or "azure-event-hubs".
+    """Return the release with this name: a Kafka release such as "2.1" or "4.1", or "azure-event-hubs".
 
     Brokers offer the APIs of KIP-714 only if they have a plugin that collects the metrics of clients.
 
-    Event Hubs is imitated according to reports from users of its clients: Metadata without topic ids, sometimes
-    together with Produce with topic ids; a connection that is reset by ApiVersions 4; UNSUPPORTED_FOR_MESSAGE_FORMAT
-    for every codec but gzip; responses to acks=0.
+    The imitation of Event Hubs follows reports from users of Kafka clients. Its Metadata has no topic ids, although its
+    Produce has them. It closes the connection on ApiVersions 4, rejects every compression codec except gzip with
+    UNSUPPORTED_FOR_MESSAGE_FORMAT, and answers Produce requests even with acks=0.
 
     Raises:
         ValueError: there is no such release.

@@ -1,6 +1,6 @@
 """One request on its way through a broker: the object that EmbeddedBroker passes to the handlers.
 
-RequestContext has the scripted faults for this request, so a handler needs only one query for each partition.
+RequestContext contains the scripted faults of the request; handlers ask it for the scripted error of each partition.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RequestContext:
 
     @property
     def version(self) -> int:
-        """The version of request and response."""
+        """The version of the request and of its response."""
         return self.seen.header.version
 
     @property
@@ -70,11 +70,11 @@ class RequestContext:
         return self.cluster.authorizer.refusal(self.session.principal, operation, resource_type, name)
 
     def refusal(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
-        """Return the scripted error that replaces the normal result."""
+        """Return the scripted error that replaces the normal result; None if there is none."""
         return self._scripted(False, topic, partition)
 
     def late_error(self, topic: str | None = None, partition: int | None = None) -> ErrorCode | None:
-        """Return the scripted error that is sent after the request has been carried out."""
+        """Return the scripted error that is sent after the request has been carried out; None if there is none."""
         return self._scripted(True, topic, partition)
 
     def omits(self, topic: str, partition: int | None = None) -> bool:
@@ -94,5 +94,7 @@ class RequestContext:
 
 
 def _as_narrow(fault: Fault, topic: str | None, partition: int | None) -> bool:
-    """Return False if a fault of one topic would apply to a whole request, or that of a partition to a whole topic."""
+    """Return False if the fault is limited to a topic or a partition, but the question is about something larger.
+
+    A fault of one topic does not apply to a whole request, nor a fault of one partition to a whole topic."""
     return (fault.topic is None or topic is not None) and (fault.partition is None or partition is not None)

@@ -1,7 +1,7 @@
 """An internal topic whose partition leaders are the coordinators of transactions or groups.
 
-A key's partition determines the broker that coordinates the key. A new leader reads the partition's log; until it has
-finished, requests are answered with COORDINATOR_LOAD_IN_PROGRESS.
+The leader of a key's partition coordinates the key. A new leader reads the partition's log; until it has finished,
+requests are answered with COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StateTopic(Generic[State]):
             cluster: The cluster of the topic.
             name: The name of the topic.
             partitions: The number of partitions.
-            load: Reads the log of a partition and returns its state.
+            load: A function that reads the log of a partition and returns its state.
             min_insync_replicas: The number of replicas that must be in sync for a write, if there are three replicas;
                 None: as for other topics.
         """
@@ -102,7 +102,7 @@ class StateTopic(Generic[State]):
         return state
 
     def loaded(self, partition: Partition) -> State | None:
-        """Return the leader's state of a partition; None without a leader, or while it is still reading the log."""
+        """Return the leader's state of a partition; None if there is no leader, or if it is still reading the log."""
         shard = self._shards.get(partition.index)
         if shard is not None and shard.leader_epoch == partition.leader_epoch:
             return shard.state if partition.leader != NO_LEADER else None

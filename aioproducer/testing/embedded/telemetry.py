@@ -57,11 +57,11 @@ class Telemetry:
         """Ask all clients for metrics from now on, as `kafka-client-metrics.sh` does.
 
         Args:
-            metrics: prefixes of metric names; "" stands for all. If there are none, no metrics are requested.
+            metrics: prefixes of metric names; "" stands for all. An empty sequence requests no metrics.
             interval_ms: the time between two pushes of a client.
-            most_bytes: the largest push.
-            is_delta: whether counters start from the last push. Kafka's brokers always ask for that.
-            accepted: the accepted codecs, the preferred one first; if there are none, pushes are not compressed.
+            most_bytes: the maximum size of a push.
+            is_delta: whether counters report the change since the last push. Kafka's brokers always request this.
+            accepted: the accepted codecs, the preferred one first. If it is empty, pushes are not compressed.
         """
         self.metrics = tuple(metrics)
         self.interval_ms = interval_ms
@@ -71,7 +71,7 @@ class Telemetry:
 
     @property
     def subscription_id(self) -> int:
-        """The id of the current subscription, by which a push for an older subscription is rejected."""
+        """The id of the current subscription. A push with any other id is rejected."""
         text = repr((self.metrics, self.interval_ms, self.most_bytes, self.is_delta, self.accepted))
         return crc32(text.encode()) & 0x7FFFFFFF
 

@@ -14,7 +14,7 @@ _READ = 64 * 1024
 
 
 class TlsReader:
-    """A reader that decrypts only when it is read from, so that a slow reader slows its client down."""
+    """A reader that decrypts only on demand, so a broker that reads slowly also slows the client down."""
 
     def __init__(self, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, encrypted: asyncio.StreamReader) -> None:
         self._tls = tls

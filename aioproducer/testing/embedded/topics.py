@@ -1,8 +1,8 @@
 """Topics and their partitions, with the state that all brokers share: leader, ISR, high watermark and log.
 
 All replicas of a partition share one log. A follower is up to date immediately, unless `hold_replication` or
-`stop_fetching` stops the high watermark; records above it are lost when the leader moves. A follower
-that is not in the ISR delays nothing.
+`stop_fetching` holds the high watermark back. Records above the high watermark are lost when the leader changes.
+A follower that is not in the ISR does not hold the high watermark back.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Partition:
         self.leader_epoch = 0
         self.log = PartitionLog(config)
         self.high_watermark = 0
-        """The end of the replicated records, which are the ones that consumers and acks=all see."""
+        """The offset after the last replicated record. Consumers see only the records below it, and acks=all
+        waits until it has passed the batch."""
         self.is_deleted = False
         self._replicates = True
         self._returned: dict[int, None] = {}
@@ -81,7 +82,7 @@ class Partition:
 
     @property
     def effective_min_isr(self) -> int:
-        """The number of in-sync replicas that acks=all needs, at most all (Kafka's Partition.effectiveMinIsr)."""
+        """The number of in-sync replicas that acks=all needs, but at most all replicas (Partition.effectiveMinIsr)."""
         return min(self.config.min_insync_replicas, len(self.replicas))
 
     def records(self, *, committed: bool = False) -> list[Record]:
@@ -105,7 +106,7 @@ class Partition:
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, now_ms: int
     ) -> LogAppendInfo:
-        """End a producer's transaction here, as the leader does (WriteTxnMarkers). Raises AppendError."""
+        """End a producer's transaction in this partition, as the leader does (WriteTxnMarkers). Raises AppendError."""
         appended = self.log.append_marker(
             producer_id, producer_epoch, marker, leader_epoch=self.leader_epoch, now_ms=now_ms
         )
@@ -179,7 +180,7 @@ class Partition:
         self._changed()
 
     def _replicate(self) -> None:
-        # Followers outside of the ISR delay nothing (Partition.maybeIncrementLeaderHW).
+        # Followers outside of the ISR do not hold the high watermark back (Partition.maybeIncrementLeaderHW).
         followers = [node for node in self.isr if node != self.leader]
         if not followers or (self._replicates and self._lagging.isdisjoint(followers)):
             self.high_watermark = self.log.end_offset
@@ -200,12 +201,12 @@ class Partition:
 
 
 async def wait_until(partitions: Iterable[Partition], is_true: Callable[[], bool], timeout: float) -> bool:
-    """Wait until `is_true()`, which is called immediately and then after every change of one of these partitions.
+    """Wait until `is_true()` returns True. It is called immediately, and again after each change of these partitions.
 
     Args:
         partitions: The partitions to watch.
         is_true: The condition to wait for.
-        timeout: In seconds.
+        timeout: The maximum time to wait, in seconds.
 
     Returns:
         False if the time-out was reached first.

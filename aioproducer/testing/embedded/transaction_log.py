@@ -25,7 +25,7 @@ M = TypeVar("M", bound=Message)
 _VERSION = 2  # the number of bytes before a key or a value that contain its version
 
 
-# Records have no API key; the one that is given here is that of the request that causes them.
+# Records have no API key, but each Message needs one: these classes use that of a request that causes such records.
 
 
 class TransactionLogKey(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 0), flexible_from=NEVER):
@@ -130,7 +130,7 @@ def read_states(log: PartitionLog) -> dict[str, TransactionMetadata]:
     return found
 
 
-# In internal topics, each key and value comes after its version.
+# In internal topics, each key and each value begins with its version.
 
 
 def versioned(message: Message, version: int) -> bytes:

@@ -1,7 +1,7 @@
 """The decisions of a transaction coordinator: the states of one transactional id and the transitions between them.
 
-The module is pure: it judges a request and returns the resulting state, which is written to the log before it
-counts. Nothing here awaits, sends or uses sockets; TransactionCoordinator carries out the decisions.
+The module is pure: it checks a request and returns the new state, which takes effect once it is in the log.
+Nothing in this module awaits or uses sockets; TransactionCoordinator carries out the decisions.
 The rules are those of Kafka 4.3's TransactionCoordinator and TransactionMetadata.
 """
 
@@ -56,7 +56,8 @@ COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
 
 
 class TransactionRefused(Exception):
-    """The coordinator answers with this code and changes nothing. NONE: the requested state is already reached."""
+    """The coordinator answers with this code and changes nothing. NONE means that the requested state is
+    already reached."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -182,7 +183,7 @@ class TransactionalId:
         return (
             now.producer_epoch == NO_PRODUCER_EPOCH  # the transactional id is new
             or expected.producer_id == now.producer_id
-            # A retry of a call that used up its epochs, after the response was lost.
+            # A retry of the call that used up the epochs of the previous id, after the response was lost.
             or (expected.producer_id == now.previous_producer_id and expected.epoch >= LAST_EPOCH)
         )
 

@@ -116,7 +116,7 @@ async def _added(
 def _refused_partitions(
     context: RequestContext, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Return `added_partition_refusals`, with errors for internal topics, to which clients may not write."""
+    """Return the result of `added_partition_refusals`, plus errors for internal topics, which only brokers write to."""
     internal = {
         (topic, index): ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for topic, partitions in wanted.items()

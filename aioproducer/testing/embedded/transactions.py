@@ -115,7 +115,7 @@ class TransactionCoordinator:
     async def wait_ended(self, transactional_id: str) -> TransactionMetadata:
         """Wait until a transaction that is being committed or aborted has ended in all partitions.
 
-        Put a time-out around it. Returns immediately if no transaction is ending.
+        Wrap the call in asyncio.timeout(). It returns immediately if no transaction is ending.
 
         Returns:
             The coordinator's state after that.
@@ -189,15 +189,15 @@ class TransactionCoordinator:
         partition: int | None = None,
         count: int = 1,
     ) -> None:
-        """Make the next `count` verifications fail: requests in which leaders ask about the transaction of a batch.
+        """Make the next `count` verifications fail: a leader that asks about a transaction gets an error.
 
-        If `error` means that the leader got no answer, the client gets NOT_ENOUGH_REPLICAS with a text that names
-        `error`. Any other error is passed on.
+        If `error` means that the leader got no answer, a Produce request fails with NOT_ENOUGH_REPLICAS and a text that
+        names `error`. Any other error is passed on.
 
         Args:
             error: The error that the leader gets instead of an answer.
             topic: Only verifications that concern this topic.
-            partition: Only those that concern this partition.
+            partition: Only verifications that concern this partition.
             count: The number of verifications.
         """
         self.verification_faults.add(ErrorCode(error), topic, partition, count)
@@ -220,7 +220,7 @@ class TransactionCoordinator:
         """Create `__transaction_state`, if it does not exist."""
         self._states.partitions()
 
-    # For handlers: each method raises TransactionRefused with the code to answer
+    # For handlers: each method raises TransactionRefused with the error code for the response
 
     async def init_producer_id(
         self, node: int, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
@@ -257,7 +257,7 @@ class TransactionCoordinator:
         *,
         client_version: int = 0,
     ) -> None:
-        """Add these partitions to the transaction before it writes to them."""
+        """Add these partitions to the transaction, before the producer writes to them."""
         transaction = self._known(node, transactional_id)
         try:
             transaction.add_partitions(
@@ -315,7 +315,7 @@ class TransactionCoordinator:
     # The log
 
     def _read(self, partition: Partition) -> dict[str, TransactionalId]:
-        """Read the states in the log as a new leader; prepared transactions continue with their markers."""
+        """Read the states in the log, as a new leader does. Prepared transactions continue with their markers."""
         found = {key: TransactionalId(metadata) for key, metadata in read_states(partition.log).items()}
         for transaction in found.values():
             if transaction.state in PREPARED:
@@ -334,7 +334,7 @@ class TransactionCoordinator:
         done.result()
 
     def _write(self, transaction: TransactionalId) -> asyncio.Future[None]:
-        """Write the pending state. It counts immediately if the followers keep up; otherwise _run settles it."""
+        """Write the pending state. It takes effect immediately if the followers keep up; otherwise, _run settles it."""
         assert transaction.pending is not None
         to = transaction.pending
         partition = self._states.partition_of(to.transactional_id)
@@ -352,7 +352,7 @@ class TransactionCoordinator:
         return done
 
     def _settle_replicated(self) -> None:
-        """Make replicated states the current ones; discard those whose leader has changed."""
+        """Make replicated states the current ones; discard states that were written in an older leader epoch."""
         still = []
         for writing in self._writing:
             partition, leader_epoch, offset, transaction, done = writing

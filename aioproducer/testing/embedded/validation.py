@@ -43,10 +43,10 @@ from aioproducer.testing.embedded.record_scan import ScannedRecords, UnreadableL
 _KNOWN_CODECS = frozenset(Codec)
 
 _PRODUCER_ID_END = 51
-"""The position after the producer id. Kafka reads each batch up to it before it checks the length of the header."""
+"""The position after the producer id. Kafka reads each batch up to there before it checks the header's length."""
 
 _SMALLEST_BATCH = 14
-"""Bytes after the length in a batch of format v0 (LegacyRecord.RECORD_OVERHEAD_V0)."""
+"""The minimum value of a batch's length field, from message format v0 (LegacyRecord.RECORD_OVERHEAD_V0)."""
 
 _ZSTD_SINCE = 7
 """The first Produce version in which zstd is allowed (KIP-110)."""
@@ -61,7 +61,7 @@ _CRC = struct.Struct(">I")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
 _KEPT_ATTRIBUTES = CODEC_MASK | TRANSACTIONAL | CONTROL
-"""The attributes that remain when the broker re-creates a batch."""
+"""The attributes that remain when the broker changes the timestamps of a batch."""
 
 
 class ValidBatch(NamedTuple):
@@ -79,7 +79,7 @@ def check_can_be_read(batches: Iterable[memoryview]) -> None:
     """Read the part of each batch that Kafka's ReplicaManager reads before it appends the first one.
 
     Raises:
-        RequestError: one of them ends before the end of its producer id.
+        RequestError: a batch is too short to contain its producer id.
     """
     for batch in batches:
         if len(batch) < _PRODUCER_ID_END:
@@ -87,7 +87,7 @@ def check_can_be_read(batches: Iterable[memoryview]) -> None:
 
 
 def only_batch(records: memoryview | None, version: int) -> memoryview:
-    """Return the bytes of the one batch of a partition in a Produce request, without the bytes after it.
+    """Return the only batch of a partition in a Produce request, without any incomplete batch after it.
 
     Args:
         records: The partition's `records` field.
@@ -95,7 +95,7 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
 
     Raises:
         AppendError: there is no whole batch, or more than one, or one that is not allowed in this version.
-        RequestError: the codec does not exist (checked here only in versions without zstd, as in Kafka).
+        RequestError: the codec does not exist. As in Kafka, this is checked only in versions without zstd.
     """
     view = memoryview(records or b"")
     end = _end_of_batch(view, 0)
@@ -127,7 +127,7 @@ def _end_of_batch(view: memoryview, at: int) -> int | None:
     if view[at + MAGIC_AT] > MAGIC:
         raise AppendError(ErrorCode.CORRUPT_MESSAGE, f"message format v{view[at + MAGIC_AT]}")
     if length > _JAVA_INT_MAX - LOG_OVERHEAD:
-        # Java's sum overflows to a negative number and passes the check.
+        # In Java, this sum overflows to a negative number, which passes the check.
         raise AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a record batch of length {length}")
     return at + LOG_OVERHEAD + length if left >= LOG_OVERHEAD + length else None
 

@@ -1,8 +1,8 @@
 """The check before a transactional batch is appended: the leader asks the coordinator about the transaction.
 
 Brokers have done this since Kafka 3.6 (KIP-890, AddPartitionsToTxnManager). From Produce version 12 and TxnOffsetCommit
-version 5 on, the same request also adds the partition. If the leader gets no answer, old clients receive
-NOT_ENOUGH_REPLICAS, which makes them send the same batch again.
+version 5 on, the same request also adds the partition to the transaction. If the leader gets no answer, Produce fails
+with NOT_ENOUGH_REPLICAS, and the client sends the same batch again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNREACHABLE = frozenset(
 
 
 class Support(Enum):
-    """A request's support of verification, by its version (Kafka's TransactionSupportedOperation)."""
+    """A request version's level of support for verification (Kafka's TransactionSupportedOperation)."""
 
     NOTHING = "INVALID_TXN_STATE if the partition was not added"
     ABORTABLE = "TRANSACTION_ABORTABLE instead"
@@ -57,7 +57,7 @@ class Support(Enum):
 
     @classmethod
     def of(cls, version: int, abortable_since: int) -> Support:
-        """Return the support of a request version; the version after `abortable_since` adds partitions."""
+        """Return the level of a request version; versions after `abortable_since` add partitions."""
         if version > abortable_since:
             return cls.ADDS
         return cls.ABORTABLE if version == abortable_since else cls.NOTHING
@@ -121,8 +121,7 @@ async def verified_batches(
     """Ask the coordinator about the transactional batches of a Produce request.
 
     Returns:
-        The results by partition, which are needed before the append. Partitions that need no verification are
-        missing.
+        The results by partition. Partitions whose batches need no verification are left out.
     """
     batches = list(_batches(context, request))
     if not any(header.is_transactional for _, _, header in batches):
@@ -190,7 +189,7 @@ async def _verify_patiently(
     questions: Mapping[TopicPartition, Question],
     support: Support,
 ) -> dict[TopicPartition, Verified]:
-    """Call `verify`. If it also adds partitions, retry for a while if the markers of the last transaction are due."""
+    """Call `verify`. If it also adds partitions, retry briefly while markers of the previous transaction are due."""
     loop = asyncio.get_running_loop()
     give_up = loop.time() + RETRY_LIMIT
     while True:
@@ -277,7 +276,7 @@ def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
 
 
 def _as_append_error(code: ErrorCode, support: Support) -> AppendError | None:
-    """Return the error for a Produce request. By Kafka's text, clients distinguish the meanings of code 19."""
+    """Return the error for a Produce request. Clients use Kafka's text to tell apart the meanings of code 19."""
     if code is ErrorCode.NONE:
         return None
     if code is ErrorCode.INVALID_TXN_STATE:

@@ -7,8 +7,8 @@
     simulate(main, seed=1)
 
 Nothing waits for a real clock, a real socket or a thread: when all work of one moment is done, the clock jumps to
-the next timer. Code runs here unmodified if it uses `loop.time()` for time and a seeded `random.Random` for randomness,
-and never iterates over a set."""
+the next timer. Code runs unmodified in this loop if it uses `loop.time()` for time and a seeded `random.Random` for
+randomness, and never iterates over a set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aioproducer.testing.simulation.transport import SimulatedTransport
 T = TypeVar("T")
 
 BEGIN = 1_000.0
-"""Loop time at the start, in seconds. Not 0: a clock that begins at 0 hides code that mistakes 0.0 for "never"."""
+"""Loop time at the start, in seconds. It is not 0, because that would hide bugs in code that takes 0.0 for "never"."""
 
 WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
@@ -38,11 +38,14 @@ GRACE = 3600.0
 
 
 class SimulationStalled(AssertionError):
-    """Nothing will ever happen again, or virtual time does not advance; the text names the waiting tasks."""
+    """Nothing will ever happen again, virtual time does not advance, or the time limit has passed.
+
+    The error text names the tasks that have not ended.
+    """
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """An event loop whose clock jumps to the next timer, with connections between its own tasks only."""
+    """An event loop whose clock jumps to the next timer, and whose tasks can connect only to each other."""
 
     def __init__(
         self, seed: int = 0, *, network: SimulatedNetwork | None = None, time_limit: float = 1e6
@@ -184,7 +187,7 @@ def simulate(
         time_limit: virtual seconds after which the run is considered stuck.
 
     Raises:
-        SimulationStalled: nothing would ever happen again, or the time limit has passed.
+        SimulationStalled: nothing will ever happen again, virtual time does not advance, or the time limit has passed.
     """
     with asyncio.Runner(
         loop_factory=lambda: SimulatedLoop(seed, network=network, time_limit=time_limit), debug=False

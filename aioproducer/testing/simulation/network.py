@@ -56,7 +56,7 @@ class SimulatedNetwork:
         pieces: float = 0.05,
         reset: float = 0.5,
     ) -> None:
-        """Describe a network.
+        """Create a network that is not attached to a loop yet.
 
         Args:
             latency: the one-way latency of each piece of bytes.
@@ -110,7 +110,7 @@ class SimulatedNetwork:
         for client, server in found:
             client.break_off()
             if self.loses():
-                server.break_off()  # otherwise, it notices only after the bytes in transit
+                server.break_off()  # otherwise, the server first receives the bytes in transit
         return len(found)
 
     def hold(self, port: int, *, requests: bool = True, answers: bool = True) -> None:
@@ -156,7 +156,7 @@ class SimulatedNetwork:
         return SimulatedServer(self, self._loop, factory, (host, port))
 
     def bind(self, server: SimulatedServer, address: Address) -> None:
-        """Let a server accept connections from now on."""
+        """Make a server accept connections from now on."""
         self._listeners[address] = server
 
     def unbind(self, address: Address) -> None:
@@ -198,7 +198,7 @@ class SimulatedNetwork:
     # For transports
 
     def delay(self) -> float:
-        """Return the seconds until the next item arrives."""
+        """Return the latency of one item in seconds, chosen at random."""
         return self._random.uniform(*self.latency)
 
     def cuts(self, size: int) -> Iterable[int]:

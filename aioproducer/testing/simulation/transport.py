@@ -1,7 +1,7 @@
 """One end of a simulated connection: an asyncio transport without a socket.
 
-Bytes reach the other end in order, through a queue with latency and a bounded window. Bytes that do not fit stay here,
-and the protocol is notified, as over TCP. The network determines latencies and losses."""
+Bytes reach the other end in order, through a queue with latency and a bounded window. Bytes that do not fit stay in
+this transport, and its protocol is notified, as over TCP. The network determines latencies and losses."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._loop.call_soon(self._closed, None)
 
     def abort(self) -> None:
-        """Drop the unsent bytes; the other end is notified, perhaps before it has read the bytes in transit."""
+        """Drop the unsent bytes, and close this end. Bytes in transit may also be lost; the peer then sees a reset."""
         self._drop(None)
 
     # For the network
@@ -142,7 +142,7 @@ class SimulatedTransport(asyncio.Transport):
         self._drop(_reset(), tell=False)
 
     def go_on(self) -> None:
-        """Continue with the items that were held back."""
+        """Resume the delivery of the items that were held back."""
         if self._way and not self._is_held():
             for _ in self._way:
                 self._last_arrival = max(self._loop.time() + self._network.delay(), self._last_arrival)
@@ -176,9 +176,12 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the next item of the queue, because timers of the same moment fire in no fixed order."""
+        """Deliver the next item of the queue.
+
+        The timer does not name the item, because timers of the same moment fire in no fixed order.
+        """
         if not self._way or self._is_held():
-            return  # lost, or held back in the meantime: go_on() sets another timer
+            return  # the item was lost, or is held back, and go_on() will set another timer
         _, item = self._way.popleft()
         peer = self.peer
         if peer.is_closed:
