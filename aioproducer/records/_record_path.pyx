@@ -1233,7 +1233,7 @@ cdef class RecordPath:
             timestamp_ms: milliseconds since 1970; now if None.
             headers: a list of (str, bytes or None).
             timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
-            key_serializer, value_serializer: the serializers for this record; None for the producer's.
+            key_serializer, value_serializer: the serializers for this record; None for those of the producer.
 
         Returns:
             The Delivery, a future of the RecordMetadata.
@@ -1242,7 +1242,8 @@ cdef class RecordPath:
             InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
             MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
             TopicAuthorizationError: the cluster does not allow this client to write.
-            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used here.
+            ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer is not started or is
+                closed, or it belongs to another event loop, thread or process.
             If send() raises, the record is not sent.
 
         If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
@@ -1272,9 +1273,9 @@ cdef class RecordPath:
 
         Raises:
             DeliveryError: the record failed; `outcome` says whether it may be in the log.
-            Others as for `send`.
+            Others: see `send`.
 
-        If send_and_wait() is cancelled once the record is in the buffer, only the wait ends: the record is still sent.
+        If it is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
         """
         cdef Delivery delivery = None
         if self._tracer is not None:
@@ -1299,7 +1300,7 @@ cdef class RecordPath:
 
         Raises:
             BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
-            Others as for `send`.
+            Others: see `send`.
         """
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)

@@ -47,7 +47,7 @@ def test_a_file_may_name_a_java_class_that_has_a_counterpart():
 
 
 def test_a_serializer_of_a_schema_registry_changes_nothing():
-    with pytest.raises(NoEffect, match="send bytes, or pass a function that serializes"):
+    with pytest.raises(NoEffect, match="send bytes, or pass a Python function as a keyword argument"):
         Serializing().parse("io.confluent.kafka.serializers.KafkaAvroSerializer")
 
 

@@ -556,7 +556,7 @@ def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster,
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
     schema = StructType([StructField("value", StringType())])
     lost = KafkaSink({**told, "reports": str(tmp_path / "none" / "lines")}).writer(schema, False)
-    with pytest.raises(ConfigError, match="in a directory of the driver's machine"):
+    with pytest.raises(ConfigError, match="must be a file in an existing directory on the driver's machine"):
         pickle.dumps(lost)  # pickling plans the write
     lost.commit([lost.write(iter([batch_of(0, 3)]))])  # the directory has vanished meanwhile
     assert f"no line was added to {tmp_path}" in caplog.text
