@@ -110,8 +110,8 @@ __all__ = [
     "murmur2_partitions",
 ]
 
-# Each name is imported on first use: pytest loads aioproducer.testing.plugin, and with it this module, at the
-# start of every run in every environment that has aioproducer installed.
+# Names are imported on first use, because pytest loads aioproducer.testing.plugin, and with it this module, at the
+# start of every run wherever aioproducer is installed.
 _MODULES = {
     "AuthenticationError": "aioproducer.errors",
     "BatchBuilder": "aioproducer.records.batch",

@@ -1,4 +1,4 @@
-"""`python -m aioproducer`: the same as the command `aioproducer`."""
+"""Runs the command `aioproducer` as `python -m aioproducer`."""
 
 import sys
 

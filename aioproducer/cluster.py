@@ -41,8 +41,8 @@ class PartitionInfo(NamedTuple):
 class TopicInfo(NamedTuple):
     """One topic. `partitions` is complete and in order: a partition's number is its index.
 
-    If `error` is not 0, `partitions` and `topic_id` are those known before the error: they preserve the leader epochs,
-    and must not be used for sending.
+    If `error` is not 0, `partitions` and `topic_id` date from before the error: they preserve the leader epochs, but
+    must not be used for sending.
     """
 
     name: str
@@ -53,13 +53,13 @@ class TopicInfo(NamedTuple):
 
     @property
     def available(self) -> list[int]:
-        """The partitions that have a leader, in order. Computed at each call."""
+        """The partitions that have a leader, in order; computed on each access."""
         return [partition.partition for partition in self.partitions if partition.leader >= 0]
 
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's pattern for topic names (org.apache.kafka.common.internals.Topic). It also matches "." and "..", which Kafka
-rejects."""
+"""Kafka's pattern for topic names (org.apache.kafka.common.internals.Topic). The pattern also matches "." and "..",
+which Kafka rejects."""
 
 
 def check_topic_name(name: str) -> None:
@@ -77,7 +77,7 @@ def invalid_topic(name: str) -> InvalidTopicError:
 
 
 class Endpoint(Protocol):
-    """The address of a broker, with the attributes that all responses have in common. `Node` has them, too."""
+    """The address of a broker: the attributes that the broker entries of all responses, and `Node`, have in common."""
 
     @property
     def node_id(self) -> int: ...
@@ -91,7 +91,7 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A snapshot of the metadata. Its dicts are never changed after construction."""
+    """A snapshot of the metadata. The dicts in it are never changed after construction."""
 
     nodes: dict[int, Node]
     controller_id: int
@@ -100,7 +100,7 @@ class Cluster:
 
     @classmethod
     def empty(cls) -> Cluster:
-        """Create a snapshot in which nothing is known yet."""
+        """Create a snapshot without any brokers or topics."""
         return cls({}, -1, None, {})
 
     def topic(self, name: str) -> TopicInfo | None:
@@ -116,14 +116,14 @@ class Cluster:
         return found.partitions[partition]
 
     def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
-        """Return the snapshot after the response to a request for the topics `asked`. Other topics are kept.
+        """Return a snapshot updated from the response to a request for the topics `asked`. Other topics are kept.
 
-        The snapshot is built in steps of at most one broker or partition, between which other tasks may run. Only the
-        last step compares all topics, to find out whether one has changed.
+        The generator yields at each broker, topic and partition, so that other tasks can run in between. Only the
+        last step takes longer: it compares all topics to see whether any has changed.
 
         The leader epochs of a topic never go backwards, because a broker that has just restarted may answer from old
-        metadata (KIP-320). With a new topic id, they start again (KIP-516). Without topic ids (brokers before 2.8), a
-        re-created topic looks like old metadata; a lower epoch is then accepted only if the known leader is gone.
+        metadata (KIP-320). A new topic id resets them (KIP-516). Without topic ids (brokers before 2.8), a re-created
+        topic looks like old metadata; a lower epoch is then accepted only if the known leader is gone.
 
         Raises:
             ProtocolError: the response contains no broker with a usable address.
@@ -160,7 +160,8 @@ class Cluster:
     def with_leader_hint(
         self, topic: str, partition: int, leader_id: int, leader_epoch: int, endpoints: Iterable[Endpoint]
     ) -> Cluster:
-        """Return the snapshot after a Produce response named a leader (KIP-951); `self` if the hint is of no use."""
+        """Return a snapshot with the leader that a Produce response named (KIP-951), or `self` if the hint is of no
+        use."""
         known = self.partition(topic, partition)
         if known is None or not self.nodes or leader_id < 0 or leader_epoch <= known.leader_epoch:
             return self
@@ -180,8 +181,8 @@ class Cluster:
     def without_epoch(self, topic: str, partition: int) -> Cluster:
         """Return a snapshot without the leader epoch of a partition, so that the next response is accepted.
 
-        Used after a broker reported that it does not lead the partition. Applies only to a topic without an id, which
-        may have been re-created, with epochs that start again at 0; otherwise returns `self`.
+        Call this after a broker has reported that it does not lead the partition. If the topic has an id, `self` is
+        returned. A topic without an id may have been re-created, and its epochs then start again at 0.
         """
         known = self.partition(topic, partition)
         if known is None or known.leader_epoch == NO_EPOCH or self.topics[topic].topic_id != NO_TOPIC_ID:
@@ -197,9 +198,9 @@ class Cluster:
         return replace(self, topics={name: info for name, info in self.topics.items() if name not in gone})
 
     def without_leaders(self) -> Cluster:
-        """Return the snapshot after all brokers became unreachable: only topics and partition counts are kept.
+        """Return a snapshot for use when all brokers are unreachable. It keeps the topics but no brokers or leaders.
 
-        Epochs are forgotten as well, because a restored cluster may have lower ones.
+        The leader epochs are dropped as well, because a restored cluster may have lower ones.
         """
         return Cluster(
             {},
@@ -216,7 +217,7 @@ class Cluster:
         )
 
     def _without_lost_leaders(self, nodes: dict[int, Node]) -> Generator[None, None, dict[str, TopicInfo]]:
-        """Return the topics without the leaders that are not in `nodes`."""
+        """Return the topics. Partitions whose leader is not in `nodes` have no leader in the result."""
         topics: dict[str, TopicInfo] = {}
         for name, info in self.topics.items():
             yield
@@ -264,7 +265,7 @@ def _merging_topic(
         if topic_id == NO_TOPIC_ID:
             topic_id = known.topic_id  # a broker without topic ids (before 2.8) does not remove a known id
         elif known.topic_id not in (NO_TOPIC_ID, topic_id):
-            former = None  # deleted and created again: a new topic with an old name
+            former = None  # the topic was deleted and created again under the same name
     before = former.partitions if former is not None else ()
     merged: list[PartitionInfo] = []
     if error == 0:

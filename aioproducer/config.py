@@ -146,7 +146,7 @@ class ProducerConfig:
         Args:
             origins: the origin of each setting that was read from a source, by the setting's name.
             notes: further messages for this warning.
-            mistakes: the mistakes that were found in the source of the settings.
+            mistakes: the mistakes that were found while the source was read.
             given: the settings, in milliseconds and bytes.
 
         Raises:
@@ -165,7 +165,7 @@ class ProducerConfig:
         return config
 
     def log(self, name: str) -> ClientLog:
-        """Return the log of a module of this producer. `name` is the module's `__name__`."""
+        """Return this producer's log for the module whose `__name__` is `name`."""
         return ClientLog(name, self.client_id, self._warnings)
 
     @property
@@ -195,7 +195,7 @@ class ProducerConfig:
         shown = {}
         for name, setting in SETTINGS.items():
             family = name.partition("_")[0]
-            # Settings that the protocol does not use are rejected or dropped, so they have their defaults.
+            # Leave out SSL and SASL settings that the security protocol does not use; they always have their defaults.
             if setting.field and (family not in ("ssl", "sasl") or family.upper() in self.security_protocol):
                 shown[name] = f"{self._shown(setting)} ({self.origin(name)})"
         return shown

@@ -1,4 +1,4 @@
-"""Core: the objects that all parts of one producer share, passed on as one tuple."""
+"""Defines Core, a tuple of the objects that all parts of a producer share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Core(NamedTuple):
-    """The settings of a started producer, and the objects that its parts share."""
+    """The settings of a started producer, and the objects that all its parts share."""
 
     config: ProducerConfig
     loop: AbstractEventLoop

@@ -35,8 +35,8 @@
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-Each error has its facts as fields, and a text that says what the user can do. Error texts contain no password and no
-key or value of a record, but a SerializationError quotes the serializer's exception. All errors can be pickled.
+The fields of an error contain its details, and its text says what the user can do. Error texts contain no password
+and no key or value of a record, but a SerializationError quotes the serializer's exception. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class KafkaError(Exception):
     """Base of all errors of this package."""
 
     retriable: ClassVar[bool] = False
-    """Whether the same call may succeed later. It does not say whether a record was persisted."""
+    """Whether the same call may succeed later. The flag does not say whether a record was persisted."""
     requires_abort: ClassVar[bool] = False
     requires_reinit: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
@@ -108,7 +108,7 @@ class KafkaError(Exception):
 
     def __init__(self, message: str = "", **facts: Any) -> None:
         if not message.isascii():
-            # Text with unpaired surrogates, for example in a name from the user, could not be printed.
+            # Escape unpaired surrogates, for example in a name from the user, because they cannot be printed.
             message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
@@ -207,7 +207,7 @@ class BufferTimeoutError(KafkaTimeoutError):
 
 
 class MetadataTimeoutError(KafkaTimeoutError):
-    """No metadata of the topic arrived within max_block_ms; the record was not buffered."""
+    """No metadata for the topic arrived within max_block_ms; the record was not buffered."""
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
@@ -233,7 +233,8 @@ class BootstrapError(KafkaTimeoutError):
     """No bootstrap address answered. The text and `reasons` contain the reason for each address."""
 
     reasons: Mapping[str, KafkaError] = MappingProxyType({})
-    """Errors by "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it might."""
+    """The error of each address, by "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it
+    might."""
 
 
 class DeliveryError(KafkaError):
@@ -287,8 +288,8 @@ class TransactionAbortableError(TransactionError):
 
 
 class TransactionReinitError(TransactionError):
-    """This producer epoch can no longer be used. `init_transactions()` gets a new one, which fences any other producer
-    with this transactional id. The alternative is to close the producer."""
+    """This producer epoch can no longer be used. Close the producer, or call `init_transactions()` for a new epoch,
+    which fences any other producer with this transactional id."""
 
     requires_reinit = True
 
@@ -303,7 +304,7 @@ class ProducerFencedError(TransactionReinitError):
 class CommitOutcomeUnknownError(TransactionReinitError):
     """The commit was sent but not answered: the transaction is either committed as a whole or aborted as a whole.
 
-    `commit_transaction()` may be called again. It repeats the request, and the response shows the outcome."""
+    `commit_transaction()` may be called again: it repeats the request, and the response shows the outcome."""
 
     outcome = Outcome.UNKNOWN
 
@@ -327,7 +328,7 @@ class RequestTimedOutError(BrokerConnectionError, KafkaTimeoutError):
 class AuthenticationError(KafkaError):
     """A broker rejected this client's credentials, or the client rejected the broker's certificate.
 
-    It ends `start()` immediately. A running producer retries, at growing intervals, until the delivery timeout of its
+    `start()` fails immediately. A running producer retries at growing intervals until the delivery timeout of its
     records expires, because credentials and certificates may have been rotated.
     """
 

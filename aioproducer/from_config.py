@@ -23,7 +23,8 @@ P = ParamSpec("P")
 
 
 class FromConfig:
-    """Base of `Producer`. `__init__` is decorated with `remembers_arguments` and calls `_configure()` first."""
+    """A base class of `Producer`, whose `__init__` is decorated with `remembers_arguments` and begins with
+    `_configure()`."""
 
     _given: dict[str, Any]
     _sourced = Sourced({}, {})
@@ -32,7 +33,7 @@ class FromConfig:
 
     @property
     def config(self) -> ProducerConfig:
-        """The effective settings. `print(producer.config)` shows each with its origin, but hides secrets."""
+        """The effective settings. `print(producer.config)` shows each setting with its origin, but hides secrets."""
         return self._config
 
     @classmethod
@@ -58,7 +59,7 @@ class FromConfig:
             check_keywords(overrides)
             entries = entries_of_mapping(mapping)
         finally:
-            del mapping  # a traceback that shows locals must not show its contents
+            del mapping  # a traceback that shows locals must not show the secrets in the mapping
         return cls._from(entries, overrides)
 
     @classmethod
@@ -88,12 +89,12 @@ class FromConfig:
 
         Args:
             file: the path of the file, which is UTF-8 or Latin-1 and may contain the keys that `from_config` accepts.
-            overrides: keywords of `Producer`, which take precedence over the file. They may include settings that a
-                file can't contain, such as functions.
+            overrides: keywords of `Producer`, which take precedence over the file. These keywords may include
+                settings that a file can't contain, such as functions.
 
         Raises:
-            ConfigError: the file can't be read; for other reasons, see `from_config`. The text names the file and the
-                line.
+            ConfigError: the file can't be read, or one of the reasons listed for `from_config` applies. The text
+                names the file and the line.
         """
         check_keywords(overrides)
         return cls._from(entries_of_file(file), overrides)

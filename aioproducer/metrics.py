@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 MOST_NODES = 1_000
-"""The maximum number of brokers with counters of their own. A further broker replaces one that was never connected to,
-or else the oldest one."""
+"""The maximum number of brokers with counters of their own. Beyond that, a new broker replaces one that was never
+connected to, or else the oldest one."""
 
 
 class Histogram(Buckets):
@@ -127,7 +127,7 @@ class Metrics:
     data_losses: int = 0
     """Events that lost acknowledged records, or may have lost some."""
     errors: dict[str, int] = field(default_factory=dict)
-    """The number of times that each error occurred in a response or on a connection, by name."""
+    """The number of occurrences of each error in responses and on connections, by the error's name."""
     batch_size: Histogram = field(default_factory=Histogram)
     records_per_request: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
@@ -139,10 +139,10 @@ class Metrics:
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
-    """Seconds that a call of `send` waited for room in the buffer."""
+    """Seconds that each call of `send` waited for room in the buffer, if it had to wait."""
     # written by send
     rejected: dict[str, int] = field(default_factory=dict)
-    """Records that send did not accept, by the class of the error."""
+    """Records that `send` rejected, by the class of the error."""
     # written by the coordinator's watch
     transaction_calls: dict[str, TransactionCallMetrics] = field(default_factory=dict)
     # written by metadata
@@ -154,7 +154,7 @@ class Metrics:
     """The sums of the counters of brokers that no longer have counters of their own."""
     # written by snapshot
     most_accepted: int = 0
-    """The highest number of accepted records that a snapshot has shown."""
+    """The highest `records_accepted` of any snapshot so far."""
 
     def node(self, node_id: int) -> NodeMetrics:
         """Return the counters of one broker, which are created on first use."""
@@ -185,7 +185,7 @@ class Metrics:
     def _forget_one(self) -> None:
         """Remove the counters of a broker that was never connected to, or else those of the oldest broker.
 
-        Without this limit, responses with many different node ids could fill the memory.
+        Otherwise, responses with many different node ids could fill the memory.
         """
         oldest = next(iter(self.nodes))
         gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
@@ -212,8 +212,8 @@ class Metrics:
         Args:
             ended: the numbers of records whose result is known, read before `records_buffered`; None to read them now.
                 A record whose result arrives between the two reads, in another thread, is missing from both numbers.
-                `records_accepted`, which is their sum, is therefore kept from falling below its earlier values.
-            describe_node: returns the gauges of a broker; None for a bootstrap address that is no longer used.
+                Therefore `records_accepted`, the sum of the two, is never reported lower than before.
+            describe_node: returns the gauges of a broker, or None for a bootstrap address that is no longer used.
             wall_time: converts the event loop's time to wall-clock time.
             gauges: the current values of other objects.
         """

@@ -127,8 +127,8 @@ def fnv1a_partition(key: bytes, partitions: int) -> int:
 
 
 class Hashed:
-    """Chooses among all partitions by the hash of the key. A record without a key goes to a random partition, or is
-    treated as if its key were empty."""
+    """Chooses among all partitions by the hash of the key. A record without a key goes to a random partition or is
+    treated as if its key were empty, depending on `random`."""
 
     def __init__(
         self, partition_of: Callable[[bytes, int], int], random: random_module.Random | None = None
@@ -214,7 +214,7 @@ class UniformSticky:
         self._current = -1
         self._used = 0
         self._seen: Sequence[int] | None = None
-        # the partitions that were not chosen yet in this round, and the sequence with which the round began
+        # the partitions not yet chosen in this round, and the order in which the round began
         self._left: list[int] = []
         self._left_of: Sequence[int] | None = None
         # the load, written by update_load(): partition _ids[i] has the share from _bounds[i - 1] to
@@ -225,20 +225,20 @@ class UniformSticky:
     def current(self, available: Sequence[int]) -> int:
         """Return the partition for the next record without a key."""
         if available is not self._seen:
-            # The partition may have lost its leader, or the topic was re-created with fewer partitions.
+            # The partition may have lost its leader, or the topic may have been re-created with fewer partitions.
             if self._current not in available:
                 self._choose(available)
             self._seen = available
         return self._current
 
     def used(self, bytes: int, available: Sequence[int], *, may_switch: bool = True) -> bool:
-        """Note that the current partition got a record.
+        """Note that a record was added to the current partition.
 
         Args:
             bytes: the size of the record in its batch.
             available: the partitions to choose from.
             may_switch: False while the partition's open batch has room, because a switch would send the batch half
-                full. After twice the sticky batch size, a new choice is made nevertheless.
+                full. Even so, a new choice is made after twice the sticky batch size.
 
         Returns:
             Whether a new choice was made, which may be the same partition.
@@ -258,10 +258,9 @@ class UniformSticky:
 
         Args:
             queue_sizes: the number of batches that wait for each partition.
-            partition_ids: the partitions in the same order; only those whose leader has accepted data within
-                `partitioner_availability_timeout_ms`.
-            total: the number of partitions, including those left out because of their broker; by default, none is
-                left out.
+            partition_ids: the partitions in the same order; partitions are left out if their leader has accepted no
+                data for `partitioner_availability_timeout_ms`.
+            total: the number of partitions, including those left out; by default, none is left out.
         """
         if not self._adaptive:
             return
@@ -307,7 +306,7 @@ class NodeAvailability:
     __slots__ = ("_looked", "_since", "is_watched", "timeout")
 
     def __init__(self, timeout: float) -> None:
-        """Store the timeout in seconds. If it is 0, every broker counts as available."""
+        """`timeout` is in seconds; if it is 0, every broker counts as available."""
         self.timeout = timeout
         self.is_watched = timeout > 0
         # for each broker that can't accept the data waiting for it: the times at which this was first and last observed
@@ -330,6 +329,6 @@ class NodeAvailability:
             del self._since[node_id]
 
     def is_available(self, node_id: int) -> bool:
-        """Return whether partitions of this broker may be chosen."""
+        """Return whether the partitions of this broker may be chosen."""
         since = self._since.get(node_id)
         return since is None or self._looked[node_id] - since <= self.timeout

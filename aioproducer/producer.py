@@ -1,6 +1,6 @@
 """The class Producer: the public coroutines, and the slow paths of `send`.
 
-The fast path, for a record of a known topic with room in the buffer, is in the compiled base class."""
+The compiled base class contains the fast path, which applies if the topic is known and the buffer has room."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Producer(Lifecycle, Bulk):
             delivery = await producer.send("orders", b"...", key=b"42")   # in the buffer
             metadata = await delivery                                      # on the broker
 
-    It can be created anywhere, even without a running loop, and belongs to the loop in which it is started.
+    A producer can be created anywhere, even without a running loop, and belongs to the loop in which it is started.
 
     Args:
         bootstrap_servers: "host:port,host:port" or a list of them; the port is 9092 if left out.
@@ -55,7 +55,7 @@ class Producer(Lifecycle, Bulk):
         max_in_flight_requests_per_connection: the maximum number of unanswered requests; at most 5 with idempotence.
         linger_ms: how long a batch waits for more records. `send_and_wait` does not linger.
         batch_size: the size of a full batch in bytes; a larger record gets its own batch.
-        buffer_memory: bytes of records that may wait in the buffer. If it is full, `send` waits.
+        buffer_memory: the size of the buffer for records in bytes. If it is full, `send` waits.
         max_request_size: the maximum size in bytes of a record, and of a request with more than one batch.
         max_block_ms: how long `send` may wait in total for metadata and for room in the buffer. With 0, `send`
             never waits, but `start` may still take up to request_timeout_ms.
@@ -172,20 +172,21 @@ class Producer(Lifecycle, Bulk):
     ) -> Self:
         """Return a producer that takes part in a transaction of another producer, perhaps in another process.
 
-        It may only send to `partitions` and flush. The producer that began the transaction ends it, after this one has
-        delivered all its records and is closed. Records need `partition=`, or a key and the partitioner murmur2.
+        The new producer may only send to `partitions` and flush. The producer that began the transaction ends it,
+        after this one has delivered all its records and is closed. Records need `partition=`, or a key and the
+        partitioner murmur2.
 
         If another producer has written to a partition in the same transaction, this producer's first delivery to that
-        partition fails, and the transaction must be aborted: the broker mistakes the batch for a repetition of the
-        other producer's batch, appends nothing and answers success, but with the time of the other batch
-        (kafka.storage.UnifiedLog). A participant's own batch, repeated because the first answer was lost, gets the same
-        answer. Therefore, if the answer to its first batch in a partition is lost even once, the transaction must also
-        be aborted; later batches are retried as usual.
+        partition fails, and the transaction must be aborted. The broker mistakes the batch for a duplicate of the
+        other producer's batch: it appends nothing and reports success, but with the other batch's time
+        (kafka.storage.UnifiedLog). The broker responds in the same way if a participant retries its own batch because
+        the first response was lost. Therefore, if the response to its first batch in a partition is lost even once,
+        the transaction must also be aborted; later batches are retried as usual.
 
         Args:
-            handle: from `export_transaction`. It may be used once for each partition.
+            handle: from `export_transaction`. A handle may be used once for each partition.
             partitions: the partitions that only this producer writes to.
-            log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every answer
+            log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every response
                 contains a time, so another writer is noticed only if its batches had different sizes.
             config: settings under any client's names, as for `from_config`.
             settings: those of `Producer`, except transactional_id.
@@ -204,14 +205,14 @@ class Producer(Lifecycle, Bulk):
     def resume(
         cls, handle: TransactionHandle, *, config: Mapping[str, Any] | None = None, **settings: Any
     ) -> Self:
-        """Return a producer that owns a transaction which another producer, perhaps in another process, has released.
+        """Return a producer that owns a transaction released by another producer, perhaps in another process.
 
-        It may send offsets, and commit, abort or fence the transaction, but not send records. If it is closed before
-        the transaction has ended, it aborts the transaction. After the end of the transaction, `init_transactions()`
-        takes over the transactional id permanently.
+        The new producer may send offsets, and commit, abort or fence the transaction, but not send records. If it is
+        closed before the transaction has ended, it aborts the transaction. After the end of the transaction,
+        `init_transactions()` takes over the transactional id permanently.
 
         Args:
-            handle: from `release_transaction`. It may be resumed once.
+            handle: from `release_transaction`. A handle may be resumed once.
             config: settings under any client's names, as for `from_config`.
             settings: those of `Producer`, except transactional_id.
         """
@@ -225,7 +226,7 @@ class Producer(Lifecycle, Bulk):
 
     # ------------------------------------------------------------------------------------------- sending
 
-    if TYPE_CHECKING:  # inherited: the part that need not wait is compiled, in records/_record_path.pyx
+    if TYPE_CHECKING:  # inherited from records/_record_path.pyx, the compiled part that need not wait
 
         async def send(
             self,
@@ -279,7 +280,7 @@ class Producer(Lifecycle, Bulk):
             key_serializer: Serializer | None = None,
             value_serializer: Serializer | None = None,
         ) -> RecordMetadata:
-            """Send a record and wait for its acknowledgement. Its batch does not linger.
+            """Send a record and wait for its acknowledgement. The record's batch does not linger.
 
             Takes the arguments of `send`.
 
@@ -287,7 +288,7 @@ class Producer(Lifecycle, Bulk):
                 DeliveryError: the record failed; `outcome` says whether it may be in the log.
                 Others: see `send`.
 
-            If it is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
+            If the call is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
             """
 
         def try_send(
@@ -333,7 +334,7 @@ class Producer(Lifecycle, Bulk):
         try:
             return await self._append_pending(pending)
         except BaseException as error:
-            if pending.delivery is None:  # else the record is in the buffer, and its caller was cancelled
+            if pending.delivery is None:  # otherwise, only the caller was cancelled
                 self._interceptors.on_acknowledgement(error, pending.intercepted)
             raise
         finally:
@@ -376,10 +377,10 @@ class Producer(Lifecycle, Bulk):
             return self._serializers.given(serializer, field)
 
     def _append_now(self, pending: PendingRecord, topic: Topic, is_first_waiter: bool) -> Delivery | None:
-        """Append a record, unless its transaction ended while it waited; None if there is no room."""
+        """Append a record, unless its transaction ended while it waited. Return None if there is no room."""
         self._transaction.check_is_still(pending.transaction)
         _, value, key, partition, timestamp_ms, headers, _ = pending.record
-        assert partition is not None  # _append_pending() has set it
+        assert partition is not None  # set by _append_pending()
         delivery: Delivery | None = self._append(
             topic, value, key, partition, timestamp_ms, headers, is_first_waiter
         )
@@ -387,7 +388,7 @@ class Producer(Lifecycle, Bulk):
         return delivery
 
     def _partition_of(self, info: TopicInfo, key: bytes | None, partition: int | None) -> int:
-        """Return the given partition or the partitioner's choice; COMPILED_PATH_CHOOSES lets the append choose."""
+        """Return the given partition, the partitioner's choice, or COMPILED_PATH_CHOOSES to let the append choose."""
         if self._handle is not None and partition is None:
             # A participant may write only to some partitions, so the partition must be known before the append.
             if key is None or not self._choice.is_compiled:
@@ -458,12 +459,12 @@ class Producer(Lifecycle, Bulk):
         """Wait until every record sent so far has its result. Batches with these records do not linger.
 
         Args:
-            timeout: in seconds; None for no limit other than delivery_timeout_ms.
+            timeout: the maximum wait in seconds; None for no limit other than delivery_timeout_ms.
 
         Raises:
-            TimeoutError: some records have no result yet. They are still being sent.
+            TimeoutError: some records have no result yet. These records are still being sent.
 
-        Cancelling it has no effect on the records.
+        Cancelling the call has no effect on the records.
         """
         self._check_usable()
         check_timeout(timeout)
@@ -475,7 +476,8 @@ class Producer(Lifecycle, Bulk):
         return {partition.partition for partition in await self.partition_info(topic)}
 
     async def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Return leader, leader epoch, replicas and ISR of each partition. Waits for metadata, at most max_block_ms."""
+        """Return the leader, leader epoch, replicas and ISR of each partition. Waits for metadata, at most
+        max_block_ms."""
         self._check_usable()
         check_target(topic, None)
         info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)

@@ -10,12 +10,12 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions of the user's code that are passed on. All others count as a failure of that code, even a CancelledError:
-a call that is not awaited cannot receive the cancellation of our task."""
+"""Exceptions from the user's code that are passed on. All others count as a failure of that code, even a
+CancelledError: the code is called without await, so the error cannot come from a cancellation of our task."""
 
 
 def qualified_name(code: object) -> str:
-    """Return the name of a user's function, or of the class of a user's object, for errors and logs."""
+    """Return the name of a user's function or of an object's class, for errors and logs."""
     name = getattr(code, "__qualname__", None)
     return name if isinstance(name, str) else type(code).__qualname__
 
@@ -52,7 +52,7 @@ def is_buffer(data: object) -> bool:
         memoryview(data).release()  # type: ignore[arg-type]  # the question is whether it can be one
     except TypeError:
         return False
-    except (BufferError, ValueError):  # not contiguous, or released
+    except (BufferError, ValueError):  # a buffer that is not contiguous, or a released memoryview
         return True
     return True
 
@@ -106,7 +106,7 @@ class ProducerRecord(NamedTuple):
     """Milliseconds since 1970; None for the current time."""
     headers: Headers | None = None
     context: Any = None
-    """Any object that an interceptor needs again when the result is known. It is not sent."""
+    """Any object that an interceptor needs again when the result is known; never sent to a broker."""
 
     def __repr__(self) -> str:
         # Key, value and headers are left out, because records end up in logs.
@@ -114,7 +114,7 @@ class ProducerRecord(NamedTuple):
 
 
 class Secret:
-    """A password or key that is never shown: not by repr, str, format, logs, tracebacks or pickles.
+    """A password or key that never appears in repr(), str() or format(), nor in logs, tracebacks or pickles.
 
     Only `reveal()` returns its text. A copy is the same object; a pickle does not contain the text.
     """
@@ -122,23 +122,23 @@ class Secret:
     __slots__ = ("_text",)
 
     def __init__(self, text: str | None) -> None:
-        """Keep `text`; None stands for the text of a secret that came out of a pickle, which does not contain it."""
+        """`text` is None for a secret that was unpickled, because a pickle does not contain the text."""
         if text is not None and not isinstance(text, str):
             type_name = type(text).__name__
-            del text  # a traceback that shows locals must not show it
+            del text  # a traceback that shows locals must not show the secret
             raise TypeError(f"a secret is a str, not {type_name}")
         self._text = text
 
     @property
     def is_lost(self) -> bool:
-        """Whether this secret came from a pickle, which does not contain the text."""
+        """True if this secret was unpickled: a pickle does not contain the text."""
         return self._text is None
 
     def reveal(self) -> str:
         """Return the text.
 
         Raises:
-            ValueError: the secret came from a pickle, which does not contain the text.
+            ValueError: the secret was unpickled, and a pickle does not contain the text.
         """
         if self._text is None:
             raise ValueError(
@@ -184,7 +184,8 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class TransactionHandle(NamedTuple):
-    """An open transaction, for producers in other processes that write to it (`Producer.attach`). It can be pickled."""
+    """A handle to an open transaction, for producers in other processes that write to it (`Producer.attach`). It can
+    be pickled."""
 
     transactional_id: str
     producer_id: int

@@ -755,7 +755,10 @@ def test_ignoring_keys_is_the_random_partitioner():
         ("linger", "did you mean linger_ms?"),
         ("compresion_type", "did you mean compression_type?"),
         ("sasl_password", "use sasl_plain_password"),
-        ("message_timeout_ms", "it is another client's message.timeout.ms; use delivery_timeout_ms"),
+        (
+            "message_timeout_ms",
+            "this looks like message.timeout.ms from another client: use delivery_timeout_ms instead",
+        ),
         ("group_id", "meant for consumers; leave it out"),
         ("loop", "a producer belongs to the loop in which it is started"),
         ("api_version", "versions are negotiated"),

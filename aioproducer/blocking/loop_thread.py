@@ -24,17 +24,17 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 SLICE = 0.1
 """The longest single wait, in seconds. On POSIX, Ctrl-C interrupts a wait at once; on Windows, between two waits."""
 EXIT_SECONDS = 10.0
-"""The maximum number of seconds that an open producer may take to deliver its records when the interpreter exits."""
+"""The maximum number of seconds for a producer that is still open to deliver its records when the interpreter exits."""
 GRACE_SECONDS = 5.0
-"""Additional seconds for a producer to end after it has dropped its remaining records. If it takes longer, a callback
-is blocking the loop."""
+"""Additional seconds for a producer to close after it has dropped its remaining records. If closing takes longer, a
+callback is blocking the loop."""
 
 
 class Closing(Protocol):
     """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close, log that the producer was not closed, and return a function that waits for the end."""
+        """Begin to close, log that the producer was left open, and return a function that waits until it has closed."""
 
 
 class Flag:
@@ -66,28 +66,29 @@ class Flag:
 
 
 class LoopThread:
-    """A loop in a thread, and the producers that keep it alive."""
+    """An event loop in a thread, and the producers that keep it alive."""
 
     def __init__(self, factory: LoopFactory | None) -> None:
         self.generation = generation()
         self.producers: dict[Closing, None] = {}
-        """The producers that are not closed; changed under the lock of this module."""
+        """The producers that are not closed. Changed only while this module's lock is held."""
         self.loop: asyncio.AbstractEventLoop
         self._factory = factory
         self._began = Flag()
         self._ended = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
-        # A daemon thread: the interpreter joins all other threads before it calls close_all(), and would wait forever.
+        # This must be a daemon thread: the interpreter joins all other threads before it calls close_all(), and would
+        # wait for this one forever.
         self._thread = threading.Thread(target=self._run, name="aioproducer-blocking", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and return when its loop is running. Raise any error of the loop factory."""
+        """Start the thread, and return when its loop is running. Raise any error that the loop factory raised."""
         self._thread.start()
         try:
             wait_for(self._began)
         except BaseException:
-            self._stop.set()  # the thread ends as soon as its loop runs
+            self._stop.set()  # the thread will end as soon as its loop runs
             raise
         if self._error is not None:
             raise self._error
@@ -110,8 +111,8 @@ class LoopThread:
     def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
         """Return True if asyncio's runner failed because the interpreter is exiting.
 
-        Since Python 3.12, no thread can be started at that time. But just before it closes the loop, the runner starts
-        a thread that waits for those of the executor."""
+        Since Python 3.12, no thread can be started while the interpreter exits. However, just before it closes the
+        loop, the runner starts a thread that waits for the executor's threads."""
         is_end = self._stop.is_set() and not threading.main_thread().is_alive()
         return is_end and isinstance(error, RuntimeError)
 
@@ -124,7 +125,7 @@ class LoopThread:
         return not self._ended.is_set()
 
     def post(self, function: Callable[[], object]) -> bool:
-        """Have the loop call `function` soon. Return False if the loop is closed."""
+        """Schedule a call of `function` in the loop. Return False if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -134,7 +135,7 @@ class LoopThread:
     def stop(self) -> None:
         """End the loop and the thread."""
         self.post(self._stop.set)
-        # A host name lookup may keep the thread from ending; the caller does not wait until it has finished.
+        # A host name lookup may keep the thread from ending; the caller does not wait for that.
         if self._ended.wait(1):
             self._thread.join()
 
@@ -152,7 +153,7 @@ def generation() -> int:
 
 
 def set_loop_factory(factory: LoopFactory | None) -> None:
-    """Set the function that creates the event loop of all blocking producers, such as `uvloop.new_event_loop`.
+    """Set the function that creates the event loop for all blocking producers, such as `uvloop.new_event_loop`.
 
     None restores asyncio's default.
 
@@ -170,7 +171,7 @@ def set_loop_factory(factory: LoopFactory | None) -> None:
 
 
 def enter(producer: Closing) -> LoopThread:
-    """Register a producer, and return the loop thread, which runs until the producer leaves."""
+    """Register a producer, and return the loop thread, which runs at least until the producer leaves."""
     global _current
     with _lock:
         if _current is None:
@@ -197,7 +198,7 @@ def _forked() -> None:
     global _current, _generation, _lock
     _generation += 1
     _current = None
-    _lock = threading.Lock()  # another thread of the parent may have held the old one
+    _lock = threading.Lock()  # another thread of the parent may have held the old lock
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
@@ -217,8 +218,8 @@ def close_all() -> None:
         leave(producer, thread)
 
 
-# atexit calls functions in reverse order of registration. The modules that close_all() needs register theirs when they
-# are imported, so they must be imported first.
+# atexit calls functions in reverse order of registration. The modules that close_all() needs register functions of
+# their own on import, so they must be imported first.
 importlib.import_module("aioproducer.producer")
 atexit.register(close_all)
 
@@ -255,12 +256,12 @@ class Call(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: an interrupted caller does not retrieve it
+            task.exception()  # marks the exception as retrieved: an interrupted caller does not retrieve it
         self._ended.set()
 
     def _cancel(self) -> None:
         self._is_given_up = True
-        if self._task is not None:  # call_soon: the task starts first, so that its cleanup runs
+        if self._task is not None:  # call_soon, so that the task starts first and its cleanup runs
             self._task.get_loop().call_soon(self._task.cancel)
 
     def wait(self, thread: LoopThread, seconds: float | None = None) -> T:
@@ -310,7 +311,7 @@ Every `send` calls this function; asyncio.get_running_loop() would raise an exce
 
 
 def check_may_block() -> None:
-    """Raise WrongLoopError where a blocking call would stop an event loop."""
+    """Raise WrongLoopError if a blocking call would stop an event loop."""
     if running_loop() is not None and not _is_notebook():
         raise WrongLoopError(
             "an event loop runs in this thread, and a blocking call would stop it; use `async with "
@@ -319,7 +320,7 @@ def check_may_block() -> None:
 
 
 def _is_notebook() -> bool:
-    """Return True if the loop is that of a notebook's kernel, which always waits while a cell runs."""
+    """Return True if the loop belongs to a notebook's kernel, which always waits while a cell runs."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     is_kernel = getattr(shell, "kernel", None) is not None

@@ -62,7 +62,8 @@ MOST_QUEUED = 1000
 LARGEST_QUEUED = 16384
 """The maximum number of bytes in a queued key or value. For a larger one, `send` waits for the loop."""
 QUEUED_PART = 4
-"""The queue is not part of buffer_memory. The values in it take at most buffer_memory / QUEUED_PART bytes."""
+"""Values in the queue occupy at most buffer_memory / QUEUED_PART bytes, which are not counted as part of
+buffer_memory."""
 
 
 def _settings_of(
@@ -80,8 +81,8 @@ class Producer:
             metadata = delivery.result()                             # on the broker
 
     Any number of threads can use it, and all producers share one loop thread. `send` waits while the buffer is full
-    (max_block_ms); the records of one thread stay in order. Ctrl-C interrupts a waiting call, with the same effects as
-    a cancellation in the asyncio producer.
+    (max_block_ms); the records of one thread stay in order. Ctrl-C interrupts a waiting call, with the same effect as
+    cancelling the call of the asyncio producer.
 
     Serializers, interceptors and callbacks of deliveries run in the loop thread, and must not block it.
 
@@ -115,10 +116,10 @@ class Producer:
             and not config.interceptors
             and not callable(config.partitioner)
         )
-        """Whether no user code (serializer, interceptor or partitioner) runs for a record."""
+        """True if records are handled without user code (a serializer, interceptor or partitioner)."""
         self._may_queue = self._is_plain and (config.transactional_id is None or is_attached)
-        """Whether `send` may queue records. A transactional producer queues only within a transaction, so that `send`
-        itself raises outside of one."""
+        """Whether `send` may queue records. A transactional producer queues records only within a transaction, so that
+        outside of one, `send` itself raises the error."""
         room = config.buffer_memory // QUEUED_PART
         self._largest = min(LARGEST_QUEUED, config.max_request_size // QUEUED_PART, room)
         self._most = max(1, min(MOST_QUEUED, room // max(1, self._largest)))
@@ -199,7 +200,7 @@ class Producer:
     def start(self, *, wait: bool = True) -> None:
         """Connect to the cluster and start sending; see `aioproducer.Producer.start`. `with` calls it.
 
-        After Ctrl-C, the producer is closed.
+        Ctrl-C closes the producer.
         """
         check_may_block()
         if self._sends.thread is not None or self._report is not None:
@@ -214,7 +215,7 @@ class Producer:
             raise
 
     def close(self, timeout: float | None = None) -> CloseReport:
-        """Send what is buffered, close all connections, and report; see `aioproducer.Producer.close`.
+        """Send the buffered records, close all connections, and return a report; see `aioproducer.Producer.close`.
 
         Closing the last blocking producer of the process ends the loop thread. Ctrl-C drops the remaining records
         immediately.
@@ -257,7 +258,7 @@ class Producer:
         return self._report
 
     def _close_quickly(self, thread: LoopThread) -> None:
-        """Close the producer and drop what is left, after an error or a Ctrl-C."""
+        """Close the producer and drop the remaining records, after an error or a Ctrl-C."""
         try:
             self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
         except TimeoutError:
@@ -269,7 +270,8 @@ class Producer:
         leave(self, thread)
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close at interpreter exit; the returned function waits, and logs errors instead of raising them."""
+        """Begin to close at interpreter exit. The returned function waits until closing has ended, and logs errors
+        instead of raising them."""
         if not self._closes_at_exit:
             self._log.warning(
                 "%r was not closed; use `with` or close(). Closing it now, within %g s", self, seconds
@@ -341,7 +343,8 @@ class Producer:
         return self._sends.call(function).wait(thread)
 
     def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """Do the same as `_call`, but first wait until no earlier record (of `topic`, or of any) waits for room."""
+        """Do the same as `_call`, but first wait until no earlier record of `topic` (or of any topic) waits for
+        room."""
 
         async def settled() -> T:
             if self._sends.lanes:
@@ -372,7 +375,7 @@ class Producer:
 
         Raises:
             The errors of `aioproducer.Producer.send`, which mean that the record was not sent. An error that occurs
-            after `send` has returned (for example, the buffer has just become full) is raised by the delivery.
+            after `send` has returned (for example, because the buffer has just become full) is raised by the delivery.
 
         If Ctrl-C interrupts the wait, the record is either in the buffer or will not be sent.
         """
@@ -415,7 +418,7 @@ class Producer:
         headers: Any,
         timeout: object,
     ) -> bool:
-        """Return True if the record is certainly valid, can no longer change, and does not have to wait."""
+        """Return True if the record is certainly valid, cannot change any more, and need not wait."""
         return (
             self._may_queue
             and self._inner._tracer is None  # the span needs the caller's context
@@ -485,7 +488,8 @@ class Producer:
         key_serializer: Serializer | None = None,
         value_serializer: Serializer | None = None,
     ) -> Delivery:
-        """Put a record into the buffer, or raise without waiting for room; see `aioproducer.Producer.try_send`."""
+        """Put a record into the buffer, or raise an error instead of waiting for room; see
+        `aioproducer.Producer.try_send`."""
 
         async def append() -> AsyncDelivery:
             if isinstance(topic, str) and topic in self._sends.lanes:
@@ -561,7 +565,7 @@ class Producer:
         return self._call(partial(self._inner.partitions_for, topic))
 
     def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Return leader, epoch, replicas and ISR of each partition; see `aioproducer.Producer.partition_info`."""
+        """Return each partition's leader, epoch, replicas and ISR; see `aioproducer.Producer.partition_info`."""
         return self._call(partial(self._inner.partition_info, topic))
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
@@ -569,7 +573,7 @@ class Producer:
         return self._look(partial(self._inner.metrics, window=window))
 
     def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
-        """Return whether records sent now can be expected to arrive; see `aioproducer.Producer.health`."""
+        """Return whether the producer can be expected to deliver records now; see `aioproducer.Producer.health`."""
         return self._look(partial(self._inner.health, max_unacked_seconds=max_unacked_seconds))
 
     def describe(self) -> Description:
@@ -577,15 +581,17 @@ class Producer:
         return self._look(self._inner.describe)
 
     def ping(self, timeout: float = 2.0) -> Ping:
-        """Ask a broker, and return which one answered and after how long; see `aioproducer.Producer.ping`."""
+        """Send a request to a broker, and return which broker answered and how quickly; see
+        `aioproducer.Producer.ping`."""
         return self._call(partial(self._inner.ping, timeout))
 
     def client_instance_id(self, timeout: float = 10.0) -> UUID:
-        """Return the id that brokers have given this client; see `aioproducer.Producer.client_instance_id`."""
+        """Return the id that the brokers assigned to this client; see `aioproducer.Producer.client_instance_id`."""
         return self._call(partial(self._inner.client_instance_id, timeout))
 
     def register_metric(self, name: str, read: Callable[[], float]) -> None:
-        """Push a metric of your own to brokers that want it; see `aioproducer.Producer.register_metric`."""
+        """Register a metric of your own, to be pushed to brokers that request it; see
+        `aioproducer.Producer.register_metric`."""
         self._check_usable()
         self._look(partial(self._inner.register_metric, name, read))
 
@@ -620,7 +626,7 @@ class Producer:
                 producer.send("orders", b"...")
                 transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
-        Ctrl-C also aborts it. The records of all threads belong to it. Errors as in `aioproducer.Producer.transaction`.
+        Ctrl-C also aborts it. It includes the records of all threads. Errors as in `aioproducer.Producer.transaction`.
         """
         return TransactionScope(self, self._inner.transaction())
 
@@ -633,15 +639,15 @@ class Producer:
         self._begin_by(self._inner.begin_transaction)
 
     def commit_transaction(self) -> None:
-        """Send what is buffered, and commit; see `aioproducer.Producer.commit_transaction`."""
+        """Send the buffered records and commit the transaction; see `aioproducer.Producer.commit_transaction`."""
         self._end_by(self._inner.commit_transaction)
 
     def abort_transaction(self) -> None:
-        """Drop what is buffered, and abort; see `aioproducer.Producer.abort_transaction`."""
+        """Drop the buffered records and abort the transaction; see `aioproducer.Producer.abort_transaction`."""
         self._end_by(self._inner.abort_transaction)
 
     def fence_transaction(self) -> None:
-        """Abort by taking a new epoch; see `aioproducer.Producer.fence_transaction`."""
+        """Abort the transaction by taking a new producer epoch; see `aioproducer.Producer.fence_transaction`."""
         self._end_by(self._inner.fence_transaction)
 
     def _begin_by(self, begin: Callable[[], Awaitable[object]]) -> None:

@@ -53,7 +53,7 @@ class Receipt:
 
     @property
     def offsets(self) -> dict[int, list[range]]:
-        """The offsets of the rows that are in the log so far, by partition; see `aioproducer.Receipt.offsets`."""
+        """The offsets of the rows that are already in the log, by partition; see `aioproducer.Receipt.offsets`."""
         return self._receipt.offsets
 
     @property

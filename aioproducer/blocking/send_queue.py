@@ -36,7 +36,7 @@ Record = tuple[str, bytes | None, bytes | None, int | None, int | None, Headers 
 class SendQueue:
     """Records and calls that threads hand over to one asyncio producer.
 
-    Threads call the methods of the first section, the loop those of the second."""
+    Threads call the methods in the first section; the loop calls those in the second."""
 
     def __init__(self, inner: AsyncProducer) -> None:
         self._inner = inner
@@ -44,13 +44,14 @@ class SendQueue:
         self.thread: LoopThread | None = None
         """The loop thread. It is set only once, by start()."""
         self.places: set[tuple[str, int | None]] = set()
-        """The topics and partitions that are known to exist; (topic, None) is for a record without a partition."""
-        # Threads append, the loop removes.
+        """The topics and partitions that are known to exist. The entry (topic, None) is for records without a
+        partition."""
+        # Threads append entries; the loop removes them.
         self._queue: deque[_Queued | Call[Any]] = deque()
         self._is_woken = False
         # Changed by the loop only.
         self.lanes: dict[str, _Lane] = {}
-        """Lanes by topic; threads only check whether one exists."""
+        """The lanes, by topic. Threads only check whether a lane exists."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = 0
         """The number of queued records that did not get into the buffer."""
@@ -72,14 +73,15 @@ class SendQueue:
         return len(self._queue)
 
     def put(self, record: Record) -> Delivery:
-        """Have the loop append a record that is known to be valid."""
+        """Queue a record that is known to be valid; the loop will append it."""
         delivery = Delivery(self, record[0])
         self._queue.append((delivery, record))
         self._wake()
         return delivery
 
     def call(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Have the loop await `function()`, after it has tried to append the records queued before."""
+        """Queue a call; the loop will await `function()` after it has tried to append the records that were queued
+        earlier."""
         call = Call(function)
         self._queue.append(call)
         self._wake()
@@ -92,14 +94,14 @@ class SendQueue:
             self._is_woken = True
             if self.own_thread().post(self._drain):
                 return
-        except BaseException:  # a Ctrl-C: the next put() or call() wakes the loop
+        except BaseException:  # after a Ctrl-C here, the next put() or call() wakes the loop
             self._is_woken = False
             raise
         self._is_woken = False
         self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """Reject the entries that threads queued while the loop was ending."""
+        """Reject the entries that threads queued while the loop was shutting down."""
         while self._queue:
             entry = self._queue.popleft()
             if isinstance(entry, tuple):
@@ -119,7 +121,7 @@ class SendQueue:
     # ---------------------------------------------------------------------------------------------- in the loop
 
     def _drain(self) -> None:
-        self._is_woken = False  # first, so that entries which arrive later wake the loop again
+        self._is_woken = False  # set this first, so that entries that arrive later wake the loop again
         queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
         # Without the GIL, only a lock guarantees this order; rotate() and append() both take the lock of the deque.
         queue.rotate(0)
@@ -147,7 +149,7 @@ class SendQueue:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, topic: str) -> None:
-        """Append the records of a lane in order, each when the buffer has room."""
+        """Append the records of a lane in order, each as soon as the buffer has room."""
         lane = self.lanes[topic]
         try:
             while lane:
@@ -161,18 +163,18 @@ class SendQueue:
                         self._append_now(lane.popleft())
         finally:
             del self.lanes[topic]
-            for entry in lane:  # left over only if the end of the loop or a bug ended this task
+            for entry in lane:  # entries remain only if the loop's shutdown or a bug ended this task
                 if isinstance(entry, tuple):
                     self._refuse(entry, ProducerClosed("the producer was closed before the buffer had room"))
                 else:
                     _settle(entry)
 
     async def _append_when_room(self, entry: _Queued) -> bool:
-        """Append a record when the buffer has room. Return False if there was no room within max_block_ms."""
+        """Append a record as soon as the buffer has room. Return False if there was no room within max_block_ms."""
         try:
             entry[0]._appended(await self._inner.send(*entry[1]))
         except KafkaTimeoutError as error:
-            self.places.clear()  # the topic may no longer exist: the next `send` asks the cluster
+            self.places.clear()  # the topic may no longer exist, so the next `send` asks the cluster
             self._refuse(entry, error)
             return False
         except Exception as error:
@@ -195,7 +197,7 @@ class SendQueue:
         self._inner._note_rejected(self._inner._transaction.number, error)
 
     async def settled(self, topic: str | None = None) -> None:
-        """Wait until the records queued so far, for one topic or all, are in the buffer or rejected."""
+        """Wait until all records queued so far, for one topic or for all topics, have been buffered or rejected."""
         loop = asyncio.get_running_loop()
         waits = []
         for name in [topic] if isinstance(topic, str) else list(self.lanes):
@@ -206,7 +208,7 @@ class SendQueue:
             await asyncio.wait(waits)
 
     async def settled_within(self, timeout: float | None) -> float | None:
-        """Wait like `settled()`, for all topics, and return the rest of the timeout in seconds.
+        """Wait like `settled()`, for all topics, and return the remaining part of the timeout in seconds.
 
         Raises:
             TimeoutError: the timeout has passed.
@@ -220,7 +222,8 @@ class SendQueue:
         return None if timeout is None else max(0.0, timeout - (loop.time() - began))
 
     async def ended(self) -> None:
-        """Wait for all lanes to end. They end soon after the producer is closed, since it accepts no more records."""
+        """Wait until all lanes have ended, which is soon after the producer is closed, because it accepts no more
+        records."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -232,7 +235,7 @@ class Delivery:
     was queued, the delivery has the error that `send` would have raised.
     """
 
-    # An acknowledgement costs nothing here: the state is looked up when a method is called.
+    # An acknowledgement does no work in this class: the state is looked up when a method is called.
 
     __slots__ = (
         "_callbacks",
@@ -245,13 +248,13 @@ class Delivery:
         "_topic",
     )
 
-    # Only the loop thread writes the fields, except _is_seen and _ended.
+    # Only the loop thread sets the fields, except for _is_seen and _ended.
 
     def __init__(self, sends: SendQueue, topic: str, delivery: AsyncDelivery | None = None) -> None:
         self._sends = sends
         self._topic = topic
         self._delivery = delivery
-        """None while the record is in the queue."""
+        """The asyncio producer's delivery; None while the record is in the queue."""
         self._error: BaseException | None = None
         """The reason why the record did not get into the buffer."""
         self._is_cancelled = False
@@ -359,7 +362,7 @@ class Delivery:
             self._call_back(fn)
 
     def cancel(self) -> bool:
-        """Cancel the wait, but not the record, which is still sent. Return False if there is already a result."""
+        """Cancel the delivery. The record is still sent. Return False if there is already a result."""
         thread = self._sends.own_thread()
         if self.done():
             return False
@@ -394,7 +397,8 @@ class Delivery:
 
 _Queued: TypeAlias = tuple[Delivery, Record]
 _Lane: TypeAlias = deque[_Queued | asyncio.Future[None]]
-"""Records that wait for room, and futures. A future is set when all records before it have left the lane."""
+"""The records of a topic that wait for room, and futures. A future is set when all records before it have left the
+lane."""
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Producers that all code of a process shares, for frameworks without a place to start and close one.
+"""Producers that all code in a process shares, for frameworks that offer no place to start and close a producer.
 
 A forked child does not use its parent's producers: the first call in the child builds a new one."""
 
@@ -57,7 +57,8 @@ def shared_producer(**settings: Any) -> Producer:
 
 
 def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
-    """Close the shared producers of this process, for a process that exits without atexit, such as a Celery worker.
+    """Close the shared producers of this process. Call it in a process that exits without atexit, such as a Celery
+    worker.
 
     Args:
         timeout: the timeout of `Producer.close` for each producer.
@@ -110,7 +111,7 @@ def _forked() -> None:
     _inherited.append(_shared)
     _shared = ()
     _is_building = False
-    _lock = threading.RLock()  # another thread of the parent may have held the old one
+    _lock = threading.RLock()  # another thread of the parent may have held the old lock
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

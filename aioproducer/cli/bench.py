@@ -1,4 +1,4 @@
-"""`aioproducer bench`: reports the figures of kafka-producer-perf-test, and the processor time per record."""
+"""`aioproducer bench`: reports the same figures as kafka-producer-perf-test, plus the CPU time per record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from aioproducer.cli.settings import Given, new_producer
 from aioproducer.cli.stop import Stop
 
 MOST_SAMPLES = 100_000
-"""The latency of every n-th record is measured, where n is the number of records // MOST_SAMPLES, but at least 1. A run
-therefore has fewer than 2 * MOST_SAMPLES samples."""
+"""The latency of every n-th record is measured, where n is max(1, records // MOST_SAMPLES). A run therefore has fewer
+than 2 * MOST_SAMPLES samples."""
 PERIOD = 5.0
-"""Seconds between two lines about the current rates."""
+"""Seconds between two lines that report the current rates."""
 
 
 def bench(
@@ -46,7 +46,7 @@ def bench(
         typer.Option(
             "--payload-file",
             metavar="FILE",
-            help="Send the lines of this file in turn as values.",
+            help="Use the lines of this file as values, in turn.",
             show_default=False,
         ),
     ] = None,
@@ -136,7 +136,7 @@ class _Run:
         self.problem = ""
 
     def stop(self) -> None:
-        """Send no more records."""
+        """Stop sending records."""
         self._is_stopped.set()
 
     async def send_all(self, rate: float | None) -> None:

@@ -1,4 +1,4 @@
-"""`aioproducer check`: finds the step that fails between the settings and an acknowledged record."""
+"""`aioproducer check`: finds the step that fails on the way from the settings to an acknowledged record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
     as_json: options.AsJson = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Check each step from the settings to an acknowledged record, and say what to do if one fails.
+    """Check each step from the settings to an acknowledged record, and suggest what to do if one fails.
 
     The steps are: settings, DNS, TCP, TLS, ApiVersions, SASL and metadata for
     each bootstrap address, the same for the address that each broker
@@ -56,7 +56,7 @@ def check(
         if write and topic is None:
             raise UsageError("--write needs --topic")
         given = Given(servers, config, tuple(settings or ()))
-        # A transactional id is left out: otherwise the check would fence the producer that uses it.
+        # The transactional id is left out; otherwise the check would fence the producer that uses it.
         producer = new_producer(given, screen, transactional_id=None)
         checklist = Checklist(screen)
         with screen.waiting("checking"):

@@ -1,4 +1,4 @@
-"""The steps of a check: each one passed, failed or needs attention, and may come with advice."""
+"""The steps of a check. Each step passed, failed or needs attention, and may include advice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Step:
 
 
 class Checklist:
-    """The steps of a check so far. Each step is shown as soon as it is added."""
+    """The steps that a check has taken so far. Each step is shown as soon as it is added."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen

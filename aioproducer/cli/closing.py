@@ -1,4 +1,4 @@
-"""Closes a producer: patiently, or at once after the second Ctrl-C."""
+"""Closes a producer: gracefully, or immediately after the second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Closing:
             self._task.cancel()
 
     async def wait(self) -> CloseReport:
-        """Close the producer patiently, or wait if closing has already begun, and return the report."""
+        """Close the producer gracefully, or wait if closing has already begun; return the report."""
         task = self._task or self._begin(None)
         try:
             return await task
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise  # the caller was cancelled
-            return await self._producer.close()  # already closed: this only returns the report
+            return await self._producer.close()  # already closed: this call only returns the report
 
     def _begin(self, timeout: float | None) -> asyncio.Task[CloseReport]:
         self._task = asyncio.create_task(self._producer.close(timeout), name="aioproducer close")

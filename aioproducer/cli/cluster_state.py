@@ -14,8 +14,8 @@ from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest
 from aioproducer.types import Node
 
 NOT_REPORTED = -2147483648
-"""The value of the authorized operations in a response if they were not requested or the broker is older than Kafka 2.3
-(see KIP-430)."""
+"""The value of the authorized-operations field if they were not requested or the broker is older than Kafka 2.3 (see
+KIP-430)."""
 OPERATIONS = {
     3: "READ",
     4: "WRITE",
@@ -25,14 +25,15 @@ OPERATIONS = {
     8: "DESCRIBE",
     10: "DESCRIBE_CONFIGS",
 }
-"""The operations on a topic, by code in Kafka's AclOperation. In a response, the code is the number of the bit."""
+"""The operations on a topic, keyed by their code in Kafka's AclOperation. In a response, the code is the position of
+the operation's bit."""
 WRITE = 4
 
 
 async def ask_metadata(
     connection: Connection, config: ProducerConfig, checklist: Checklist, topic: str | None
 ) -> MetadataResponse | None:
-    """Request metadata of the brokers and the topic, without creating the topic. Return None if the request failed."""
+    """Request the metadata of brokers and topic without creating the topic. Return None if the request failed."""
     request = MetadataRequest(
         topics=[] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)],
         allow_auto_topic_creation=False,
@@ -65,7 +66,7 @@ def advice_on(node: Node, bootstrap: str) -> str:
 
 
 def check_topic(answer: MetadataResponse, checklist: Checklist) -> bool:
-    """Check the leaders, in-sync replicas and rights of a topic. Return whether records can be sent to it."""
+    """Check a topic's leaders, in-sync replicas and rights. Return whether records can be sent to it."""
     [topic] = answer.topics
     if topic.error_code:
         checklist.failed("topic", error_name(topic.error_code), _ADVICE.get(error_name(topic.error_code), ""))
@@ -119,7 +120,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
-    """Request a producer id, which idempotence needs. Omit the transactional id, which another producer may own."""
+    """Request a producer id, which idempotence needs. Omit the transactional id: another producer may own it."""
     if not config.enable_idempotence:
         return
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)

@@ -17,11 +17,11 @@ from aioproducer.cli.rows import Record
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of the columns that become parts of a record. By default, the others form its value, as JSON."""
+    """The names of the columns that become parts of a record. By default, the other columns form the value, as JSON."""
 
     key: str | None = None
     value: str | None = None
-    """The column that is the value. If it is given, columns that are not named are dropped."""
+    """The column that becomes the value. If it is given, columns that are not named are dropped."""
     headers: tuple[str, ...] = ()
     """The columns that become headers, each under the name of its column."""
     timestamp: str | None = None
@@ -31,7 +31,7 @@ class Columns:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All columns that are named as a part of the record."""
+        """All columns that were named for a part of the record."""
         one_each = (self.key, self.value, self.timestamp, self.partition)
         return (*(name for name in one_each if name is not None), *self.headers)
 
@@ -53,7 +53,7 @@ class Columns:
         """Return the record of an input row. A missing field counts as null.
 
         Raises:
-            ValueError: the value of a field is not suitable, such as a partition that is not a number.
+            ValueError: a field has an unsuitable value, such as a partition that is not a number.
         """
         if self.value is not None:
             value = to_bytes(row.get(self.value))
@@ -93,7 +93,8 @@ def _for_json(value: Any) -> Any:
 
 
 def to_timestamp(value: Any, name: str) -> int | None:
-    """Return a time as milliseconds since 1970. A string is such a number, or a time in ISO 8601 (without a zone: UTC).
+    """Return a time as milliseconds since 1970. A string must be such a number or an ISO 8601 time (UTC if it has no
+    zone).
 
     Raises:
         ValueError: the value is not a time in any of these forms.

@@ -77,7 +77,7 @@ def config(
 
 
 def lines_of(file: Path) -> Iterator[Line]:
-    """Yield how each key of a file is handled, independently of the other keys.
+    """Yield each key of a file and how it is handled, independently of the other keys.
 
     Raises:
         ConfigError: the file cannot be read.

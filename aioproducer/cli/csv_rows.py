@@ -17,7 +17,7 @@ def read_csv(
     """Yield the rows of a source; the header line is not counted as a row.
 
     Raises:
-        InputProblem: the file is not CSV, or a row has too many or too few columns. The rows before it have been
+        InputProblem: the file is not CSV, or a row has too many or too few columns. The rows before the error have been
             yielded.
     """
     csv.field_size_limit(sys.maxsize)
@@ -79,7 +79,7 @@ def _said(error: Exception) -> str:
 
 
 class _Text:
-    """The lines of a source as text. They keep their line ends, because a quoted field may contain one."""
+    """The lines of a source as text. They keep their line endings, because a quoted field may contain one."""
 
     def __init__(self, source: Source) -> None:
         self._blocks = source.lines()

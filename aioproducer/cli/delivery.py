@@ -18,7 +18,7 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.rows import Rows
 
 STEPS_PER_SECOND = 20
-"""With --rate, the records of each second are sent in this many parts."""
+"""The number of parts in which the records of each second are sent, with --rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class Delivery:
         self.target = target
         self.ledger = ledger
         self.problem = ""
-        """Why the run stopped before the end of the input; empty if it did not, or if a failed record stopped it."""
+        """The reason why the run stopped before the end of the input; empty if it did not stop early, or if a failed
+        record stopped it."""
         self.code = ExitCode.OK
         """The exit code for `problem`."""
         self._failed = failed
@@ -129,7 +130,7 @@ class Delivery:
             self.enter(rows, {} if receipt is None else receipt.errors)
 
     def enter(self, rows: Rows, errors: Mapping[int, BaseException]) -> None:
-        """Enter the results of rows: first into the file of failed records, then into the ledger."""
+        """Record the results of rows: write failed records to their file, then enter the results into the ledger."""
         saved = False
         if errors and self._failed is not None:
             try:

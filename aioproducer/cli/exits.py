@@ -17,11 +17,11 @@ class ExitCode(IntEnum):
     UNKNOWN = 3
     """The outcome of at least one record is unknown: it may be in the log."""
     INTERRUPTED = 130
-    """The command was stopped by Ctrl-C or SIGTERM; 130 is what shells report for Ctrl-C."""
+    """The command was stopped by Ctrl-C or SIGTERM; shells report 130 for Ctrl-C."""
 
 
 class CommandError(Exception):
-    """Ends a command with a text for the user and an exit code."""
+    """Ends a command with a message for the user and an exit code."""
 
     def __init__(self, text: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(text)

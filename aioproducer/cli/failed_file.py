@@ -13,7 +13,8 @@ from aioproducer.cli.rows import Rows
 
 
 class FailedFile:
-    """Appends records to a file. It is created when the first record is written, so that no empty file remains."""
+    """Appends records to a file. The file is created when the first record is written, so that no empty file is left
+    behind."""
 
     def __init__(self, path: Path) -> None:
         """Check that the file can be written.
@@ -31,10 +32,10 @@ class FailedFile:
             raise UsageError(f"--failed {path}: the directory does not exist or cannot be written")
 
     def write(self, rows: Rows, errors: Mapping[int, BaseException]) -> None:
-        """Append the failed records with their row, error and outcome.
+        """Append the failed records, each with its row, error and outcome.
 
         Raises:
-            OSError: the records were not written, or not completely.
+            OSError: the records were not written, or were written only in part.
         """
         lines = [
             record_line(

@@ -1,4 +1,4 @@
-"""The feed: a thread reads the input and hands its rows to the event loop, a few pieces ahead."""
+"""The feed: a thread reads the input a few pieces ahead, and hands its rows to the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Feed:
         Args:
             sources: the files, in order.
             reader_of: returns the reader for the format of a source.
-            skip: the number of rows at the beginning that are not sent.
+            skip: the number of rows to skip at the beginning.
         """
         self._sources = sources
         self._reader_of = reader_of
@@ -39,7 +39,7 @@ class Feed:
         self.is_stopped = False
         """Whether `next()` returns no more rows, because of Ctrl-C or a failed record."""
         self.problem: str = ""
-        """Why the input could not be read to its end; empty if there was no problem."""
+        """The reason why the input could not be read completely; empty if there was no problem."""
         self.rows_read: int | None = None
         """The number of rows that were read; None until reading has ended."""
         self.bytes_read = 0

@@ -1,4 +1,4 @@
-"""The figures of a benchmark: rates of acknowledged records, latencies and processor time."""
+"""The figures of a benchmark: rates of acknowledged records, latencies and CPU time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Total:
         return asdict(self)
 
     def text(self) -> str:
-        """Return the figures in the format of kafka-producer-perf-test's last line, and a line about processor time."""
+        """Return a line in the format of kafka-producer-perf-test's last line, and a line with the CPU time."""
         text = (
             f"{self.delivered} records delivered, {self.records_per_second:.1f} records/sec "
             f"({self.mb_per_second:.2f} MB/sec)"
@@ -87,7 +87,7 @@ class Figures:
         return done
 
     def window(self) -> str:
-        """Return a line about the time since the previous line, like the interim lines of kafka-producer-perf-test."""
+        """Return the figures since the previous line, in the format of kafka-producer-perf-test's interim lines."""
         now, acknowledged = time.perf_counter(), self._acknowledged()
         seconds, count = now - self._window_began, acknowledged - self._acknowledged_before
         latencies = self._latencies[self._window_from :]
@@ -125,5 +125,5 @@ class Figures:
         )
 
     def _mb(self, records: int) -> float:
-        """Return the total size, in MB, of this number of records with values of average size."""
+        """Return the total size, in MB, of this number of average-sized values."""
         return records * self._sent_bytes / self._sent / MB if self._sent else 0.0

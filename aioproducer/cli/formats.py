@@ -34,7 +34,7 @@ class Shape:
     """How the input becomes records."""
 
     form: Format | None
-    """The format of all files; None to choose it by each file's name."""
+    """The format of all files; None to choose each file's format by its name."""
     lines: LineFormat
     columns: Columns
     delimiter: str | None

@@ -14,8 +14,8 @@ from aioproducer.cli.source import Source
 
 
 def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[Rows]:
-    """Yield the rows of a source. Blank lines count as rows, but have no record. If no column is named, the value is
-    the line itself.
+    """Yield the rows of a source. Blank lines count as rows, but have no record. If no columns are named, each line
+    itself is the value.
 
     Raises:
         InputProblem: a line is not valid JSON, or lacks a named column. The rows before it have been yielded.

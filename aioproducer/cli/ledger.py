@@ -1,4 +1,4 @@
-"""The ledger of a run: counts records by their result, and finds the row up to which every record is settled."""
+"""The ledger of a run: counts records by their result, and tracks the row up to which every record is settled."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Ledger:
     def __init__(self, skip: int = 0) -> None:
         self.delivered = 0
         self.failed = 0
-        """Records that are certainly not in the log, or that are in an aborted transaction."""
+        """The number of records that are certainly not in the log or are in an aborted transaction."""
         self.unknown = 0
-        """Records that may be in the log."""
+        """The number of records whose outcome is unknown: they may be in the log."""
         self.saved = 0
-        """Failed and unknown records that are in the file of failed records."""
+        """The number of failed and unknown records that are in the file of failed records."""
         self.through = skip
-        """The last row up to which every record is delivered or in the file of failed records."""
+        """The last row such that every record up to it is delivered or in the file of failed records."""
         self.delivered_later = 0
-        """Delivered records in rows after `through`."""
+        """The number of delivered records in rows after `through`."""
         self.first_error = ""
         self._is_gapless = True
 

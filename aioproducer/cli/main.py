@@ -1,4 +1,4 @@
-"""The entry point `aioproducer`. If the extra `cli` is not installed, it names the missing package."""
+"""The entry point `aioproducer`. If the extra `cli` is not installed, an error names the missing package."""
 
 from __future__ import annotations
 

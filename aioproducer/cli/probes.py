@@ -1,4 +1,4 @@
-"""The probes of one address, from resolving its name to an authenticated connection; each is a step of the check."""
+"""The probes of one address, from name resolution to an authenticated connection; each is a step of the check."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _identity(config: ProducerConfig) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's text for an error, even if asyncio has replaced it with its own; "" for a timeout."""
+    """Return the system's text for an error, even if asyncio has replaced that text; "" for a timeout."""
     if isinstance(error, TimeoutError) and not getattr(error, "errno", None):
         return ""
     number = getattr(error, "errno", None)
@@ -177,4 +177,4 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     try:
         await writer.wait_closed()
     except OSError:
-        pass  # the peer closed first; the probe has succeeded anyway
+        pass  # the peer closed the connection first, but the probe has succeeded

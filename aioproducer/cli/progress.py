@@ -18,7 +18,7 @@ PERIOD = 0.1
 
 @asynccontextmanager
 async def shown_progress(screen: Screen, feed: Feed, ledger: Ledger) -> AsyncIterator[None]:
-    """Show how much of the input was read and how many records were delivered, until the end of the block."""
+    """During the block, show how much of the input has been read and how many records have been delivered."""
     if not screen.err.is_terminal or screen.err.is_dumb_terminal:
         yield
         return

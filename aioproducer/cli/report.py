@@ -14,7 +14,7 @@ from aioproducer.errors import counted
 
 
 class Report:
-    """The report of one run. It is created when the run begins, and written when the run has ended."""
+    """The report of one run, created when the run begins and written when it has ended."""
 
     def __init__(self, screen: Screen, delivery: Delivery, failed: FailedFile | None) -> None:
         self._screen = screen

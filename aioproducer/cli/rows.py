@@ -28,7 +28,7 @@ class Rows:
     numbers: Sequence[int]
     """The input row number of each record, ascending. Rows are counted from 1 across all files."""
     last: int
-    """The number of the last input row that was read, even if it has no record because it is a blank line."""
+    """The number of the last input row that was read, even if that row is a blank line and has no record."""
     values: Any
     keys: Any = None
     headers: Any = None

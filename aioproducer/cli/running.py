@@ -1,4 +1,4 @@
-"""Runs a command in an event loop, and turns an error that ends it into a text and an exit code."""
+"""Runs a command in an event loop, and turns an error that ends the command into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def _report(screen: Screen, error: Exception, code: ExitCode) -> None:
             screen.json({"error": text, "exit_code": int(code)})
         screen.flush()
     except OSError:
-        # Neither stream can be written; only the exit code can report the error.
+        # Neither stream can be written to, so only the exit code can report the error.
         return

@@ -34,7 +34,7 @@ class Screen:
         self.as_json = as_json
         self.out = _Console(highlight=False)
         self.err = _Console(stderr=True, highlight=False)
-        # Lines are wrapped only on a terminal: in a pipe, each message stays on one line, for grep.
+        # Lines are wrapped only on a terminal; in a pipe, each message stays on one line, so that grep finds it whole.
         self.out.soft_wrap = not self.out.is_terminal
         self.err.soft_wrap = not self.err.is_terminal
         is_unicode = (self.err.encoding or "").lower().startswith("utf")
@@ -67,15 +67,15 @@ class Screen:
         self.err.print(Text.assemble(("warning: ", "yellow"), text))
 
     def say_waiting(self) -> None:
-        """Say what the first Ctrl-C has done, and what a second one will do."""
+        """Explain the effect of the first Ctrl-C, and of a second one."""
         self.say("Waiting for the results of the records that were sent; press Ctrl-C again to stop at once.")
 
     def fail(self, text: str) -> None:
-        """Write to standard error why the command failed."""
+        """Write the reason why the command failed to standard error."""
         self.err.print(Text.assemble((f"{self.cross} ", "bold red"), text))
 
     def show_log(self, verbosity: int, *, without_v: int = logging.WARNING) -> None:
-        """Show the library's log: from INFO with -v, from DEBUG with -vv, otherwise from the level `without_v`."""
+        """Show the library's log: INFO and above with -v, DEBUG and above with -vv, else `without_v` and above."""
         log = logging.getLogger("aioproducer")
         log.setLevel([without_v, logging.INFO, logging.DEBUG][min(verbosity, 2)])
         log.addHandler(_ToScreen(self))

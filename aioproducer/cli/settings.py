@@ -1,4 +1,5 @@
-"""The settings of a command's producer: the environment, then -F, then -X and -b; each overrides those before it."""
+"""The settings of a command's producer, from the environment, -F, and then -X and -b; later sources override earlier
+ones."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
     if given.servers is not None:
         overrides["bootstrap_servers"] = given.servers
     entries = _entries(given)
-    # The values are already bytes, so serializers, which a Java program's file often names, are switched off.
+    # The values are already bytes, so the serializers that a Java program's file often names are switched off.
     given_names = {_setting(entry) for entry in entries} | set(overrides)
     plain = dict.fromkeys(given_names & {"key_serializer", "value_serializer"})
     return Producer._from(entries, overrides | plain | fixed)

@@ -1,4 +1,4 @@
-"""One file of the input, or standard input, as bytes and as lines."""
+"""An input file, or standard input, read as bytes or as lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from aioproducer.cli.rows import InputProblem
 
 READ_SIZE = 1024 * 1024
 LONGEST_LINE = 256 * 1024 * 1024
-"""The maximum length of a line in bytes. A file with a longer line is probably not text, or has other line ends."""
+"""The maximum length of a line in bytes. A file with a longer line is probably not text, or uses different line
+endings."""
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Source:
         return data
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield lists of lines without their line ends; each list has the lines that one read completed.
+        """Yield lists of lines without their line endings. Each list contains the lines that one read completed.
 
         Raises:
             OSError: the file cannot be read any further. The lines before the error have been yielded.

@@ -35,7 +35,7 @@ class Stop:
 
     @contextmanager
     def calling(self, *steps: Callable[[], None]) -> Iterator[None]:
-        """During the block, call one function at each signal, in order; further signals repeat the last one."""
+        """During the block, call the next of the functions at each signal; further signals call the last one again."""
         before, self._steps = self._steps, steps
         self.count = 0
         try:
@@ -49,7 +49,7 @@ class Stop:
             self._steps[min(self.count, len(self._steps)) - 1]()
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, and cancel it at a signal.
+        """Await `work`, and cancel it if a signal arrives.
 
         Raises:
             Interrupted: a signal has arrived.

@@ -1,4 +1,5 @@
-"""Rows from Parquet files and Arrow streams, as Arrow columns. Only JSON and headers need Python objects."""
+"""Rows from Parquet files, and from Arrow files or streams, as Arrow columns. Python objects are created only for JSON
+and headers."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ ROWS_AT_ONCE = 10_000
 MAGIC = b"ARROW1"
 """The first bytes of an Arrow file; a stream does not begin with them."""
 OWN_COLUMNS = {"key", "value", "headers", "timestamp", "partition"}
-"""The column names that match send_many. A table whose columns are all among these, and include value, is sent as it
-is unless an option names a column."""
+"""The column names that match arguments of send_many. A table that has only such columns, including value, is sent as
+it is unless an option names a column."""
 
 
 def check_pyarrow() -> None:

@@ -18,11 +18,11 @@ from aioproducer.cli.rows import Rows
 
 MOST_RECORDS = 10_000
 LONGEST = 10.0
-"""A transaction is committed after MOST_RECORDS records or LONGEST seconds."""
+"""A transaction is committed after MOST_RECORDS records or LONGEST seconds, whichever comes first."""
 MOST_COMMITS = 3
-"""The maximum number of attempts for a commit that is not answered. Each attempt takes up to max_block_ms."""
+"""The maximum number of attempts to commit if the response is missing. Each attempt takes up to max_block_ms."""
 PARTING = 2.0
-"""Seconds that the abort of an open transaction may take after the second Ctrl-C."""
+"""The maximum number of seconds for aborting the open transaction after the second Ctrl-C."""
 
 
 class TransactionalDelivery(Delivery):
@@ -52,7 +52,7 @@ class TransactionalDelivery(Delivery):
             )
 
     def give_up(self) -> None:
-        """End `run()` early; it fails the records of the open transaction."""
+        """End `run()` early; the records of the open transaction fail."""
         if self._work is not None:
             self._work.cancel()
         self._closing.at_once(PARTING)
@@ -160,7 +160,7 @@ class TransactionalDelivery(Delivery):
             try:
                 await self.producer.abort_transaction()
             except KafkaError as failure:
-                # The transaction is still not committed: the brokers abort it after its timeout.
+                # The transaction stays uncommitted; the brokers abort it after its timeout.
                 self.stop_for(failure)
         self._fail_all(_aborted(f"its transaction was aborted because of another record: {cause}"), errors)
 

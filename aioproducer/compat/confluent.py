@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockingProducer", "Offset", "Producer"]
 
 AnyHeaders = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
-"""Headers as a dict or as a list, with bytes or text."""
+"""Headers as a dict or as a list of pairs; their values are bytes, str or None."""
 
 PARTITION_UA = -1
 """librdkafka's number for "any partition"."""
@@ -45,7 +45,7 @@ class Offset(Protocol):
 
     @property
     def offset(self) -> int:
-        """The offset of the next record to read. A negative value means that there is none."""
+        """The offset of the next record to read. A negative value means that the position is unknown."""
 
 
 Offsets = Iterable[Offset] | Mapping[Any, Any]
@@ -62,11 +62,11 @@ class Producer(AsyncProducer):
         settings: settings as for `aioproducer.Producer`; they take precedence over `config`.
 
     A record's value, key and header values may be str, which is encoded as UTF-8; a serializer receives the str
-    itself. Headers may be a dict. partition=-1 leaves the choice to the partitioner. The default partitioner is
-    librdkafka's, "consistent_random", so each key stays in the partition that confluent-kafka chose.
+    itself. Headers may be a dict. With partition=-1, the partitioner chooses the partition. The default partitioner
+    is librdkafka's, "consistent_random", so each key stays in the partition that confluent-kafka chose.
 
     Raises:
-        ConfigError: as in `aioproducer.Producer.from_config`.
+        ConfigError: in the same cases as in `aioproducer.Producer.from_config`.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
@@ -189,7 +189,7 @@ class BlockingProducer(blocking.Producer):
         value_serializer: Serializer | None = None,
     ) -> blocking.Delivery:
         """Put a record into the buffer and return its delivery; see `aioproducer.blocking.Producer.send`."""
-        # Convert the record before it is queued: only a record of bytes is queued without waiting.
+        # Convert the record here: only a record with bytes is queued without waiting.
         record = _record(
             self, topic, value, key, partition, timestamp_ms, headers, key_serializer, value_serializer
         )
@@ -212,7 +212,7 @@ def _record(
     key_serializer: Serializer | None,
     value_serializer: Serializer | None,
 ) -> Record:
-    """Return the arguments for `aioproducer.Producer.send`, which rejects those that are invalid."""
+    """Return the arguments for `aioproducer.Producer.send`, which rejects invalid ones."""
     config = producer.config
     if type(value) is str and value_serializer is None and config.value_serializer is None:
         value = value.encode()
@@ -230,7 +230,7 @@ def _has_text(header: Any) -> bool:
 
 
 def _offsets(offsets: Any) -> Mapping[TopicPartition, OffsetAndMetadata]:
-    """Convert a list of offsets. A mapping is returned unchanged."""
+    """Convert a list of offsets to a mapping. Return a mapping unchanged."""
     if isinstance(offsets, Mapping) or isinstance(offsets, str | bytes) or not isinstance(offsets, Iterable):
         return cast(Mapping[TopicPartition, OffsetAndMetadata], offsets)
     found = {}

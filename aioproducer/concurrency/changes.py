@@ -1,4 +1,4 @@
-"""Lets tasks wait for the next change of a state that they share."""
+"""Lets tasks wait for the next change of shared state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Changes:
                 waiter.set_result(None)
 
     async def next(self, until: float) -> None:
-        """Wait for the next change, at most until the given loop time."""
+        """Wait for the next change, but no longer than until the given loop time."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:

@@ -1,4 +1,4 @@
-"""Starts this package's own tasks, and uses threads for calls that may hang."""
+"""Starts this package's own tasks, and runs calls that may hang in threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def new_task(
 ) -> asyncio.Task[T]:
     """Create a task that begins in the next iteration of the loop, regardless of the loop's task factory.
 
-    An eager task (Python 3.12) runs, and may end, before its creator has stored a reference to it.
+    A factory for eager tasks (Python 3.12) would run the task, perhaps to its end, before its creator has stored a
+    reference to it.
     """
     return asyncio.Task(coroutine, loop=loop, name=name)
 
@@ -77,7 +78,7 @@ class Threads:
         try:
             done = loop.run_in_executor(_DAEMONS, work)
         except RuntimeError:
-            # No thread can be started while the interpreter exits, but records may still be in flight.
+            # No thread can be started while the interpreter exits, but a record in flight may still need this call.
             return work()
         return await done
 
@@ -87,7 +88,7 @@ class _Daemons(Executor):
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # it can no longer be cancelled
+        future.set_running_or_notify_cancel()  # from now on, cancel() has no effect
 
         def run() -> None:
             try:

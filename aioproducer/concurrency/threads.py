@@ -1,7 +1,7 @@
-"""An executor whose threads do not keep the interpreter running: a running job ends by itself or with the process.
+"""An executor whose threads do not delay the exit of the interpreter; a job that is still running ends with the
+process.
 
-concurrent.futures joins its threads when the interpreter exits, so a codec, which cannot be interrupted, would delay
-the exit."""
+concurrent.futures joins its threads when the interpreter exits, and a running codec cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST_WAIT = 0.1
 
 
 class DaemonThreads(Executor):
-    """Up to `most` daemon threads, each started when it is needed."""
+    """An executor with up to `most` daemon threads, each started when it is needed."""
 
     def __init__(self, most: int, name: str, initializer: Callable[[], None] | None = None) -> None:
         self.most = most

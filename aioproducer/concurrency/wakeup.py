@@ -1,15 +1,16 @@
-"""The event that the sender sleeps on: set when there is work for the sender, or by a timer."""
+"""Defines the event that the sender waits for; it is set when the sender has work to do, or by a timer."""
 
 from __future__ import annotations
 
 import asyncio
 
 CLOCK_SLACK = 0.001
-"""Seconds by which an event loop may run a timer too early (uvloop's timers count milliseconds)."""
+"""The maximum number of seconds by which an event loop may run a timer too early (uvloop's timers count
+milliseconds)."""
 
 
 class WakeUp:
-    """An event like asyncio.Event, for a single waiting task, which may also set a deadline.
+    """An event like asyncio.Event, but for a single waiting task, which can also set a deadline.
 
     An existing timer is kept if it is early enough: a new timer for each sleep would cost more than an occasional
     unnecessary wake-up.
@@ -52,7 +53,7 @@ class WakeUp:
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # At least CLOCK_SLACK ahead, because a loop may run a nearer timer immediately.
+        # Set the timer at least CLOCK_SLACK ahead, because a loop may run a nearer timer immediately.
         self._timer_at = max(when, self._loop.time() + CLOCK_SLACK)
         self._timer = self._loop.call_at(self._timer_at, self._ring)
 

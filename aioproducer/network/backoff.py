@@ -18,6 +18,6 @@ def exponential(base: float, maximum: float, failures: int) -> float:
 
 
 def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
-    """Return the seconds to wait after a failure that follows `failures` earlier ones: exponential, limited, with
-    jitter."""
+    """Return the seconds to wait, with jitter, after a failure that follows `failures` earlier ones. The pause grows
+    exponentially up to `maximum`, not counting the jitter."""
     return exponential(base, maximum, failures) * random.uniform(1 - JITTER, 1 + JITTER)

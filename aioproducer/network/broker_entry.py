@@ -1,4 +1,4 @@
-"""The state of one broker across its connections: failures in a row, back-off, the last error.
+"""The state of one broker across its connections: consecutive failures, back-off, the last error.
 
 Brokers decides when to connect; nothing here does I/O or reads a clock."""
 
@@ -16,8 +16,9 @@ from aioproducer.security.addresses import as_address, described
 from aioproducer.types import Node
 
 FIRST_ASKED = (4, 4, 3, 3, 0)
-"""The version of the first ApiVersions request, indexed by the number of connections in a row that the broker closed
-instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection on an unknown version."""
+"""The version of the first ApiVersions request, indexed by the number of consecutive connections that the broker
+closed instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection on an unknown
+version."""
 
 
 class BrokerEntry:
@@ -51,11 +52,11 @@ class BrokerEntry:
         self.connection: Connection | None = None
         self.ready_since = 0.0
         self.failures = 0
-        """The number of connections in a row that could not be established or did not last."""
+        """The number of consecutive connections that could not be established or did not last."""
         self.failed_setups = 0
-        """The number of connections in a row that could not be established."""
+        """The number of consecutive connections that could not be established."""
         self.hang_ups = 0
-        """The number of connections in a row that the broker closed on an ApiVersions request."""
+        """The number of consecutive connections that the broker closed on an ApiVersions request."""
         self.failing_since: float | None = None
         """Loop time at which the first attempt counted in `failed_setups` began."""
         self.losses = 0
@@ -65,7 +66,7 @@ class BrokerEntry:
 
     @property
     def is_ready(self) -> bool:
-        connection = self.connection  # here and below: read once, as metrics() may run in another thread
+        connection = self.connection  # read only once, here and below: metrics() may run in another thread
         return connection is not None and connection.state is ConnectionState.READY
 
     @property
@@ -123,7 +124,8 @@ class BrokerEntry:
         self.failed_setups = 0
         known = connection.versions.ranges.get(ApiKey.API_VERSIONS)
         if known is not None and known.max >= FIRST_ASKED[0]:
-            # The broker supports the newest version, so an intermediary closed the earlier connections.
+            # The broker supports the newest version, so the earlier connections must have been closed by an
+            # intermediary.
             self.hang_ups = 0
         self.failing_since = None
         self.last_error = None
@@ -136,7 +138,7 @@ class BrokerEntry:
             self.failing_since = self.dialing_since
 
     def disconnected(self, now: float, lasting: float) -> None:
-        """Forget the connection, which was closed.
+        """Forget the closed connection.
 
         If it was ready for at least `lasting` seconds, earlier failures no longer count.
         """

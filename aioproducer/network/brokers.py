@@ -49,7 +49,7 @@ TRY_ANOTHER_AFTER = 0.5
 
 
 class Brokers:
-    """All connections of one producer. It belongs to the event loop on which it is first used.
+    """All connections of one producer. A Brokers object belongs to the event loop on which it is first used.
 
     Until `update` provides the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
     """
@@ -64,9 +64,9 @@ class Brokers:
         self._login = Login(core.config, random=core.random)
         self._entries: dict[int, BrokerEntry] = {}
         self._former: dict[int, BrokerEntry] = {}
-        """The entries that the last change of the nodes removed."""
+        """The entries that were removed when the nodes last changed."""
         self._departing: list[Connection] = []
-        """Connections that are no longer handed out, and whose sockets are not closed yet."""
+        """Connections that are no longer handed out, but whose sockets are not closed yet."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._changes = Changes()
         self._rotation = core.random.randrange(1 << 16)
@@ -79,7 +79,8 @@ class Brokers:
         self.lost = 0
         """The number of connections that were lost or could not be established."""
         self.update_wanted = False
-        """True if metadata should be refreshed, because a broker was lost or is not known. The sender resets it."""
+        """True if metadata should be refreshed, because a broker was lost or is not known. The sender resets this
+        flag."""
         self._replace(self._bootstrap_nodes())
 
     # The nodes
@@ -95,7 +96,7 @@ class Brokers:
         return any(node_id < 0 for node_id in self._entries)
 
     def rebootstrap(self) -> None:
-        """Forget the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
+        """Discard the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
 
         Requests in flight are not cancelled: they complete or fail at their own deadlines.
         """
@@ -128,8 +129,8 @@ class Brokers:
                 connection.drain()
         for node_id, node in nodes.items():
             if node_id not in self._entries:
-                # A node that returns keeps its back-off. Otherwise two alternating lists of dead brokers would be
-                # tried without any back-off.
+                # A node that reappears keeps its back-off. Otherwise, if metadata alternated between two lists of
+                # dead brokers, they would be tried without any back-off.
                 known = self._former.get(node_id)
                 self._entries[node_id] = known if known and known.node[:3] == node[:3] else BrokerEntry(node)
         if former:
@@ -144,18 +145,17 @@ class Brokers:
     # Calls from the sender, none of which waits
 
     def ready(self, node_id: int) -> Connection | None:
-        """Return the connection to this broker if a request can be sent now, or None; connect to it if necessary."""
+        """Return the connection to this broker if a request can be sent now, otherwise None. Connect if necessary."""
         entry = self._entries.get(node_id)
         if entry is None:
-            self.update_wanted = True  # no wake-up: see below
+            self.update_wanted = True  # the sender is not woken: see below
             return None
         if entry.connection is not None:
             return entry.connection if entry.connection.can_send else None
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
             # The sender has records for a broker that may be gone; the partitions may have new leaders now or
-            # soon. There is no wake-up, or the sender would loop: each new snapshot makes it call `ready`
-            # again.
+            # soon. The sender is not woken, or it would loop: each new snapshot makes it call `ready` again.
             self.update_wanted = True
         return None
 
@@ -165,11 +165,11 @@ class Brokers:
         return entry.connection if entry is not None else None
 
     def retry_at(self, node_id: int, since: float) -> float | None:
-        """Return the loop time at which to call `ready` again; None if the wake-up event announces the change instead.
+        """Return the loop time at which to call `ready` again, or None if the wake-up event will announce the change.
 
         A time is returned during back-off, while the broker throttles, and when an attempt to connect has just begun.
 
-        `since` must be a loop time from before the call of `ready`. With a later time, a throttle that ended in
+        `since` must be a loop time from before the call of `ready`. With a later time, the end of a throttle in
         between would be missed, and no event would follow.
         """
         entry = self._entries.get(node_id)
@@ -278,7 +278,7 @@ class Brokers:
         no response arrives within HEDGE_AFTER seconds. If the call is cancelled, the response is discarded.
 
         Raises:
-            BrokerConnectionError: every broker was tried and none is reachable; or the connection was lost.
+            BrokerConnectionError: every broker was tried and none is reachable, or the connection was lost.
             AuthenticationError: before any cluster was known, a broker rejected our credentials, or we rejected its
                 certificate.
             RequestTimedOutError: no response within `timeout` seconds.
@@ -297,7 +297,7 @@ class Brokers:
             if node_id is not None and self._entries[node_id].is_ready:
                 return await self._first_answer(message, deadline, version_ceiling)
             if not self._has_known_cluster and (refusal := self.refusal) is not None:
-                raise refusal  # other brokers would give the same answer, and more attempts could lock the account
+                raise refusal  # other brokers would respond in the same way, and more attempts could lock the account
             self._connect_any(now)
             if all(
                 entry.connection is None and entry.task is None and entry.losses > losses.get(node_id, 0)
@@ -305,7 +305,9 @@ class Brokers:
             ):
                 raise self.unreachable()
             if now >= deadline:
-                raise RequestTimedOutError(f"no broker within {timeout:g} s: {self.reasons()}", written=False)
+                raise RequestTimedOutError(
+                    f"no broker was available within {timeout:g} s: {self.reasons()}", written=False
+                )
             await self._changes.next(min(self._next_look(now), deadline))
 
     async def _first_answer(
@@ -403,8 +405,8 @@ class Brokers:
     def finalized_feature(self, name: str) -> int:
         """Return the level of a finalized feature of the cluster (KIP-584); 0 if no broker has reported it.
 
-        The newest report of any broker counts. It is kept after its connection closes, since the level is also needed
-        while no connection is open.
+        The newest report of any broker counts. The report is kept after its connection closes, since the level is
+        also needed while no connection is open.
         """
         return self._newest_features.features.get(name, 0)
 
@@ -586,7 +588,7 @@ class Brokers:
         """Log the first failure of each broker, and then one failure every 10 s while any broker stays unreachable."""
         since = ""
         if entry.failures > 1:
-            # Before the first metadata, another log line says every 10 s why no broker has answered.
+            # Until the first metadata arrives, another log line says every 10 s why no broker has answered.
             if not self._has_known_cluster or now - self._warned_at < WARNING_PERIOD:
                 self._log.debug("%s; next attempt in %.3g s at the earliest", error, pause)
                 return

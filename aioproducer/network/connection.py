@@ -1,6 +1,6 @@
 """A connection to one broker: opens the socket, does the TLS handshake, negotiates versions, authenticates.
 
-request_stream.py contains the requests and responses on it."""
+request_stream.py handles the requests and responses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Attempt:
     address: tuple[str, int] | None = None
     """The address to connect to; None for the node's own address."""
     passed_over: int = 0
-    """The number of the host name's first addresses that are tried after all others."""
+    """The number of addresses to move from the start of the host name's list to its end, so that they are tried
+    last."""
     first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     """The version of the first ApiVersions request."""
     setup_timeout: float | None = None
@@ -58,10 +59,10 @@ DEFAULT_ATTEMPT = Attempt()
 
 
 class Connection(RequestStream):
-    """A connection to one broker. `on_change` is called with it whenever `can_send` may have changed.
+    """A connection to one broker, which passes itself to `on_change` whenever `can_send` may have changed.
 
-    Brokers creates a new connection for each attempt to connect, since a closed connection stays closed. A connection
-    belongs to one event loop.
+    A closed connection stays closed; Brokers creates a new one for each attempt to connect. A connection belongs to
+    one event loop.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Connection(RequestStream):
             ) from error
 
     def _is_advertised_in_vain(self, error: BrokerConnectionError) -> bool:
-        """Return whether the broker advertises an address that is useless to this machine.
+        """Return whether the broker advertises an address that this machine cannot use.
 
         Such an address is an unknown name, or a loopback address while the bootstrap servers are on other machines.
         """
@@ -278,7 +279,7 @@ class Connection(RequestStream):
             self._shut(BrokerConnectionError(f"{self}: re-authentication failed; the connection was closed"))
 
     async def _reauthenticate(self, mechanism: Mechanism) -> None:
-        """Re-authenticate. Meanwhile, no other request is written, because brokers would reject it (KIP-368).
+        """Re-authenticate. No other request is written in the meantime, because brokers would reject it (KIP-368).
 
         Responses to earlier requests arrive first, in order.
         """
@@ -295,7 +296,7 @@ class Connection(RequestStream):
 
     @property
     def unanswered_for(self) -> float:
-        """The seconds since opening the socket began, while the broker has not answered ApiVersions; otherwise 0.0."""
+        """The seconds since opening the socket began, until the broker answers ApiVersions; after that, 0.0."""
         is_waiting = self.state in (
             ConnectionState.CONNECTING,
             ConnectionState.TLS,
@@ -315,7 +316,7 @@ class Connection(RequestStream):
 
     @property
     def progress(self) -> str:
-        """The step that an attempt to connect is waiting for, and how long it has been waiting."""
+        """The step that the attempt to connect has reached, and how long it has been waiting."""
         opened = self._opened_at
         seconds = f"{self._loop.time() - opened:.3g} s" if opened < math.inf else ""
         if self.state is ConnectionState.CONNECTING:

@@ -1,8 +1,8 @@
 """Connects to one broker with one connection, and opens a second one in parallel if the first gets no response.
 
-Brokers runs this race for each attempt to connect. A network path may accept a connection and transport nothing (a
-half-open broker, a firewall that has lost its state), while a connection that is opened later works. The race ends
-before authentication, so only the winner sends credentials."""
+Brokers runs this race for each attempt to connect. A connection may be accepted and yet transport nothing (because of
+a half-open broker, or a firewall that has lost its state), while a connection that is opened later works. The race
+ends before authentication, so only the winner sends credentials."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Attempt:
         self.task.cancel()
         await asyncio.wait([self.task])
         if not self.task.cancelled():
-            self.task.exception()  # marks it as retrieved, so that asyncio does not log it
+            self.task.exception()  # marks the exception as retrieved, so that asyncio does not log it
         await self.connection.close()
 
 
@@ -80,7 +80,7 @@ async def first_to_answer(first: Connection, make: Make, pause: float) -> Connec
 
 
 async def _stop(attempts: list[_Attempt]) -> None:
-    """Stop these attempts, even if the caller is cancelled meanwhile, once or several times."""
+    """Stop these attempts, even if the caller is cancelled one or more times in the meantime."""
 
     async def stop_all() -> None:
         for attempt in attempts:
@@ -98,7 +98,7 @@ async def _stop(attempts: list[_Attempt]) -> None:
 async def _stay_silent(attempts: list[_Attempt], seconds: float) -> bool:
     """Wait until an attempt ends, for at most `seconds`. Return True if no attempt has ended.
 
-    If the timer fires late, the event loop was blocked and a response may be waiting in the socket, so the wait is
+    If the timer fires late, the event loop was blocked and a response may be waiting in the socket; the wait is then
     repeated once.
     """
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Sends one request to one broker after another until a broker responds, and uses the first response."""
+"""Sends the same request to one broker after another until a broker responds, and uses the first response."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ async def first_answer(ask_another: Callable[[], asyncio.Future[T] | None]) -> a
             if not future.done():
                 future.cancel()
             elif not future.cancelled():
-                future.exception()  # marks it as retrieved, so that asyncio does not log it
+                future.exception()  # marks the exception as retrieved, so that asyncio does not log it

@@ -1,4 +1,4 @@
-"""A large response, which is decoded in slices so that the event loop can run other tasks in between.
+"""Defines a large response, which is decoded in slices so that the event loop can run other tasks in between.
 
 RequestStream creates a LargeAnswer and continues with the next frame. The task that waits for the response decodes it
 later."""

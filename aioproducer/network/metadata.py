@@ -1,4 +1,4 @@
-"""Keeps the Cluster up to date: one task refreshes it when it is old, on request, and when a topic is new.
+"""Keeps the Cluster snapshot up to date: one task refreshes it when it is old, on request, or for a new topic.
 
 All requests for a refresh are merged: only one refresh runs at a time, with back-off in between. `send` waits in
 `wait_for_topic` for a topic that is not known yet."""
@@ -67,7 +67,8 @@ class Metadata:
         self._new: dict[str, None] = {}
         """Topics that have never been requested."""
         self._again: dict[str, None] = {}
-        """Unknown topics that `ask_for` named: refreshed soon, though no caller is waiting."""
+        """Unknown topics that were passed to `ask_for`. They are requested soon, though no caller is waiting for
+        them."""
         self._update_requested = False
         self._start_timer: asyncio.TimerHandle | None = None
         # the time of the next request
@@ -78,7 +79,7 @@ class Metadata:
         self._refreshed_at = float("-inf")
         self._not_before = 0.0
         self._fruitless = 0
-        """The number of refreshes in a row that failed or changed nothing."""
+        """The number of consecutive refreshes that failed or changed nothing."""
         self._failing_since: float | None = None
         self._closed: KafkaError | None = None
 
@@ -93,7 +94,7 @@ class Metadata:
         self._wanted[name] = asyncio.get_running_loop().time() if now is None else now
 
     def ask_for(self, name: str) -> None:
-        """Request a topic soon. A request for new or unknown topics omits the known ones, and may create the topics."""
+        """Request a topic soon. A request for new or unknown topics omits the known ones, and it may create topics."""
         if name not in self._wanted:
             self._new[name] = None
         elif self.topic(name) is None:
@@ -107,7 +108,7 @@ class Metadata:
         self._poked.set()
 
     def doubt_leader(self, topic: str, partition: int) -> None:
-        """Refresh soon because the known leader reported that it is not the leader, without naming the new one."""
+        """Refresh soon, because the known leader reported that it is not the leader but did not name the new one."""
         self._learn(lambda cluster: cluster.without_epoch(topic, partition))
         self.request_update()
 
@@ -127,7 +128,7 @@ class Metadata:
         )
 
     def _learn(self, change: Callable[[Cluster], Cluster]) -> bool:
-        """Change the snapshot, and also the next one if a merge is in progress. Return whether it changed."""
+        """Change the snapshot, and also the next one if a merge is in progress. Return whether the snapshot changed."""
         if self._learned is not None:
             self._learned.append(change)
         cluster = change(self.cluster)
@@ -208,7 +209,7 @@ class Metadata:
     def _raise_for(self, name: str) -> None:
         """Raise the error of a topic if waiting cannot resolve it.
 
-        Call this only right after a response: a later `send` may succeed.
+        Call this only right after a response: an older error must not fail a `send` that might succeed.
         """
         info = self.cluster.topics.get(name)
         if info is None or decide(ApiKey.METADATA, info.error).action is not Action.FAIL:
@@ -290,7 +291,7 @@ class Metadata:
             )
 
     def _reasons(self) -> str:
-        """Return why no bootstrap server has returned metadata."""
+        """Return the reasons why no bootstrap server has returned metadata."""
         reasons = self._brokers.reasons()
         # A broker that closes the connection on each request is usually connected or connecting, so `reasons` does not
         # contain its error.
@@ -299,7 +300,7 @@ class Metadata:
         return reasons
 
     def expect_first_update(self, deadline: float = math.inf) -> None:
-        """Log every 10 s why there is no snapshot of the cluster yet; start() gives up at `deadline`."""
+        """Log every 10 s why there is no snapshot of the cluster yet. start() stops waiting at `deadline`."""
         loop = asyncio.get_running_loop()
         self._start_timer = loop.call_later(START_PERIOD, self._still_waits, loop.time(), deadline)
 
@@ -344,7 +345,8 @@ class Metadata:
         return max(self._refreshed_at + self._config.metadata_max_age, self._not_before)
 
     async def _refresh(self) -> None:
-        """Refresh once, or wait for the refresh in progress. New topics are requested without the others."""
+        """Refresh once, or wait for the refresh in progress. If there are new topics, only new and unknown topics are
+        requested."""
         if self._is_refreshing:
             waiter = asyncio.get_running_loop().create_future()
             self._rounds.append(waiter)
@@ -368,7 +370,7 @@ class Metadata:
             self._failing_since = began
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in names],
-            # Only a send may create a topic: a refresh of all topics must not re-create a deleted one.
+            # Only a `send` may create a topic: a refresh of all topics must not re-create a deleted one.
             allow_auto_topic_creation=is_partial and self._config.allow_auto_create_topics,
         )
         try:
@@ -376,7 +378,7 @@ class Metadata:
             await self._take(response, names)
         except KafkaError as error:
             self._update_requested |= not is_partial
-            # The log already has a line about each broker that was lost.
+            # The log already contains a line about each broker that was lost.
             self._failed(error, is_known=self._brokers.lost > lost)
         except Exception as error:
             self._log.exception("a metadata response could not be handled")
@@ -399,11 +401,12 @@ class Metadata:
         return age >= self._config.metadata_max_age
 
     def _patience(self, now: float) -> float:
-        """Return the seconds to wait for a response, at most until a rebootstrap is due."""
+        """Return how many seconds to wait for a response. The wait does not extend beyond the time of the next
+        rebootstrap."""
         patience = self._config.request_timeout
         if self._failing_since is not None and self._may_rebootstrap():
             left = self._failing_since + self._config.metadata_recovery_rebootstrap_trigger - now
-            # Wait at least one second, since the broker may merely be slow.
+            # Wait at least one second, since the broker may just be slow.
             patience = min(patience, max(left, 1.0))
         return patience
 
@@ -439,7 +442,8 @@ class Metadata:
         now = asyncio.get_running_loop().time()
         self.last_error = None
         self._failing_since = None
-        # A response that arrives long after the previous one is not a repetition, even if it contains nothing new.
+        # A response that arrives long after the previous one is not counted as a repetition, even if it contains
+        # nothing new.
         is_repetition = cluster is before and now - self._not_before <= self._longest_backoff
         self._fruitless = self._fruitless + 1 if is_repetition else 0
         self._not_before = now + self._backoff()
@@ -452,7 +456,7 @@ class Metadata:
             self._wake_waiters(name)
 
     async def _merged(self, response: MetadataResponse, names: list[str]) -> Cluster:
-        """Return the snapshot that includes the response. Other tasks run in the meantime and see the previous
+        """Return a snapshot that includes the response. Other tasks may run in the meantime; they see the previous
         snapshot."""
         learned: list[Callable[[Cluster], Cluster]] = []
         self._learned = learned
@@ -506,7 +510,7 @@ class Metadata:
         self._publish(self.cluster.without_leaders())
 
     def _publish(self, cluster: Cluster) -> None:
-        """Replace the snapshot. No other method changes it."""
+        """Replace the snapshot. No other method changes `cluster`."""
         self.cluster = cluster
         self.version += 1
         self._brokers.update(cluster)

@@ -35,24 +35,25 @@ from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
 
 HIGH_WATER = 1024 * 1024
-"""If this many bytes to a broker are unsent, no more batches are drained for it until all of them have been sent."""
+"""The number of unsent bytes to a broker at which no more batches are drained for it until all of them have been
+sent."""
 
 NEARBY_LATENCY = 0.001
-"""Seconds. A broker with a lower smoothed latency is nearby: waiting until half of the in-flight limit is free
+"""The smoothed latency in seconds below which a broker is nearby: waiting until half of the in-flight limit is free
 delays a request to it by about this much at most."""
 
 THROTTLE_PERIOD = 10.0
 """Seconds between two log lines about throttling by the same broker."""
 MAX_THROTTLE = 60.0
-"""Seconds. A longer throttle time is reduced to this value (the field can express 24 days)."""
+"""The maximum throttle time in seconds; longer ones are reduced to it (the field can express 24 days)."""
 
 LATE_TIMER = 0.1
-"""Seconds. If a deadline timer fires later than this, the event loop was blocked: responses may be waiting unread in
-the socket, so the event loop gets some more time to read them."""
+"""If a deadline timer fires later than this many seconds, the event loop was blocked. Responses may then be waiting
+unread in the socket, so the event loop gets some more time to read them."""
 
 _API_NAMES = {int(api): api.name for api in ApiKey}
 Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
-"""A callback that gets the response, or None and the error."""
+"""A callback that receives (response, None) or (None, error)."""
 
 
 class _InFlight:
@@ -116,7 +117,7 @@ class RequestStream:
         # changed by _move() only
         self.state = ConnectionState.CONNECTING
         self._closed_in = ConnectionState.CLOSED
-        """The state that preceded CLOSED."""
+        """The state that preceded CLOSED; CLOSED itself while the connection is not closed."""
         self.error: KafkaError | None = None
         """The reason why the connection was closed; None for an orderly close (idle, drained)."""
         self.versions = BrokerVersions({})
@@ -205,9 +206,9 @@ class RequestStream:
             timeout: seconds until the response must be complete; after that, the connection is closed.
             version_ceiling: the highest version in which the message may be encoded.
             expects_response: False for acks=0; the result is then None, set when the bytes have left the transport.
-            answered: also called with the response, or with None and the error; never before `request` has returned. It
-                gets a response in the turn of the loop in which that arrives; a callback of the future would run one
-                turn later.
+            answered: a callback that also receives the response, or None and the error, but never before `request`
+                has returned. It is called in the turn of the loop in which the response arrives; a callback of the
+                future would run one turn later.
             in_slices: the result may be a LargeAnswer, which is decoded in slices.
 
         Raises:
@@ -235,7 +236,7 @@ class RequestStream:
         if wire is not None:
             wire.uncork()
             if (self._congested or self._leaving) and not wire.unsent and not wire.is_closing():
-                self._drained()  # the kernel accepted everything immediately: the transport will not report it
+                self._drained()  # the kernel accepted all bytes immediately, which the transport does not report
 
     def _send(
         self,
@@ -316,7 +317,7 @@ class RequestStream:
             self._shut(ProtocolError(f"{self}: a response could not be handled; the connection was closed"))
 
     async def _watch(self, wire: Wire) -> None:
-        """Wait for the end of the stream. This task lives as long as the socket."""
+        """Wait for the end of the stream. The task that runs this coroutine lives as long as the socket."""
         try:
             wire.listen(self._read_responses)
             await wire.reader.read()
@@ -342,7 +343,7 @@ class RequestStream:
             response = request.answer(entry.version, frame, entry.correlation_id)
         else:
             response = self._decoded(request, entry, frame)
-        # The request is removed only now, so that it fails with the others if its response is malformed.
+        # The request is not removed before this point, so that it fails with the others if its response is malformed.
         self._in_flight.popleft()
         metrics = self._metrics
         self.last_used = now = self._loop.time()
@@ -537,7 +538,7 @@ class RequestStream:
     def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
         if not future.done():
             future.set_exception(error)
-            future.exception()  # marks it as retrieved: the future of a request need not be awaited
+            future.exception()  # marks the exception as retrieved: the future of a request need not be awaited
         if answered is not None:
             self._loop.call_soon(answered, None, error)
 
@@ -564,7 +565,7 @@ class RequestStream:
         )
 
     def _hint(self) -> str:
-        """Return a hint for error texts; see Connection."""
+        """Return a hint for error texts; Connection overrides this method."""
         return ""
 
     def _move(self, to: ConnectionState) -> None:

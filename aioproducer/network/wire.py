@@ -40,18 +40,18 @@ class Wire(asyncio.StreamReaderProtocol):
         self._event_loop = loop
         self._out: asyncio.WriteTransport
         self.is_closing: Callable[[], bool]
-        """Returns True if the transport has lost its socket. The transport then drops writes (uvloop's raises an
-        error), and the reader is notified later."""
+        """A method that returns True if the transport has lost its socket. The transport then drops writes (uvloop's
+        raises an error), and the reader is notified later."""
         self._takes_segments = _takes_segments(loop)
         self.is_corked = False
         """True while writes are held back until `uncork`, so that several requests need only one system call."""
         self._held: list[bytes | memoryview] = []
         self._backlog: deque[bytes | memoryview] = deque()
-        """The rest of a large write, to be written when the transport's buffer is empty."""
+        """The rest of a large write, which is written when the transport's buffer is empty."""
         self._handed_over = 0
         """The number of written bytes that were passed to the transport so far."""
         self._first_error: OSError | None = None
-        """The kernel's error if our own system call failed."""
+        """The kernel's error if our own system call (not the transport's) failed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -84,7 +84,7 @@ class Wire(asyncio.StreamReaderProtocol):
     def _pass_to(self, on_data: Callable[[bytes], None]) -> None:
         """Let the transport call `on_data` directly."""
         self.data_received = on_data  # type: ignore[method-assign, assignment]  # the parameter's name may differ
-        self._out.set_protocol(self)  # uvloop looks the method up only here
+        self._out.set_protocol(self)  # uvloop looks up the method only during this call
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(self._first_error or error)
@@ -160,8 +160,9 @@ class Wire(asyncio.StreamReaderProtocol):
     def _left_by_the_kernel(self, segments: list[bytes | memoryview]) -> list[bytes | memoryview]:
         """Write as much as the kernel accepts in one system call, if the transport is empty; return the rest.
 
-        After an error, all segments are returned, and writing them makes the transport close the connection. The kernel
-        reports each error only once, so the transport gets a different one; `_first_error` keeps the first.
+        After an error, all segments are returned, and writing them makes the transport close the connection. The
+        kernel reports each error only once, so the transport gets a different error; `_first_error` keeps the first
+        one.
         """
         socket = self._out.get_extra_info("socket")
         if socket is None or self._out.get_write_buffer_size() or not hasattr(os, "writev"):
@@ -235,13 +236,13 @@ class TlsWire(Wire):
         else:
             if not shaken.done():
                 shaken.set_result(None)
-        self._flush()  # includes the alert that reports a failure
+        self._flush()  # the bytes include the alert that reports a failure
 
     def _refuse_without_certificate(self) -> None:
         """Reject a peer without a certificate, which OpenSSL accepts if an anonymous cipher suite is enabled."""
         if self._tls.context.verify_mode != ssl.CERT_NONE and self._tls.getpeercert(binary_form=True) is None:
             error = ssl.SSLError(1, "the peer presented no certificate")
-            error.reason = "PEER_DID_NOT_RETURN_A_CERTIFICATE"  # OpenSSL's name for it
+            error.reason = "PEER_DID_NOT_RETURN_A_CERTIFICATE"  # OpenSSL's name for this error
             raise error
 
     @property
@@ -264,7 +265,7 @@ class TlsWire(Wire):
             while plain := self._tls.read(TLS_RECORD):
                 self._on_data(plain)
         except ssl.SSLWantReadError:
-            self._flush()  # sends messages of TLS itself, such as key updates
+            self._flush()  # sends messages of the TLS protocol itself, such as key updates
         except ssl.SSLZeroReturnError:
             self._end()
         except ssl.SSLError as error:

@@ -1,4 +1,4 @@
-"""Log lines about callers of `send` that wait a long time because the buffer is full."""
+"""Log lines about calls of `send` that wait a long time because the buffer is full."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Memory(Protocol):
 
 
 class BufferWatch:
-    """A timer that runs while callers wait. It is not set for each caller: while callers wait constantly, it
-    fires about once a second."""
+    """A timer that runs while callers wait. There is one timer for all callers: while any caller waits, it fires about
+    once a second."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog, memory: Memory) -> None:
         self._loop = loop
@@ -33,7 +33,7 @@ class BufferWatch:
         self._timer: TimerHandle | None = None
         self._is_closed = False
         self._logged_since: float | None = None
-        """The time at which the wait reported by the last line began; None once it has ended."""
+        """The time at which the wait that the last log line reported began; None once that wait has ended."""
         self._logged_at = -PERIOD
 
     def began(self, waiter: object) -> None:

@@ -17,7 +17,7 @@ class RecentWarnings:
         self._lines: deque[tuple[datetime, int, str]] = deque(maxlen=MOST_WARNINGS)
 
     def add(self, level: int, msg: object, args: tuple[object, ...]) -> None:
-        """Keep a line. It is formatted now, because an argument (a producer, an error) may change later."""
+        """Keep a line. Format it now, because an argument (a producer, an error) may change later."""
         try:
             line = str(msg) % args if args else str(msg)
         except Exception:  # logging itself reports the mistake
@@ -25,7 +25,7 @@ class RecentWarnings:
         self._lines.append((datetime.now(UTC), level, line))
 
     def described(self) -> tuple[dict[str, str], ...]:
-        """Return time, level and text of each line, the oldest first. Any thread may call it."""
+        """Return the time, level and text of each line, oldest first. Any thread may call it."""
         return tuple(
             {
                 "time": time.isoformat(timespec="milliseconds"),
@@ -51,5 +51,5 @@ class ClientLog(logging.LoggerAdapter[logging.Logger]):
         if self.isEnabledFor(level):
             # Without arguments, logging does not format a message; here the client id is always an argument.
             text = str(msg) if args else str(msg).replace("%", "%%")
-            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # report the caller's line, not this one
             self.logger.log(level, f"[producer %s] {text}", self._client_id, *args, **kwargs)

@@ -18,7 +18,7 @@ LIBRARIES = ("aioproducer", "crc32c", "cramjam", "isal", "lz4", "zstandard", "uv
 class Description:
     """The result of `Producer.describe()`. `str()` returns text for a bug report.
 
-    It contains no key, value or header of a record, and no secret. It contains the names of topics, hosts and users.
+    It contains the names of topics, hosts and users, but no secrets and no keys, values or headers of records.
     """
 
     versions: Mapping[str, str]
@@ -26,9 +26,9 @@ class Description:
     settings: Mapping[str, str]
     """The settings that differ from their defaults, each with its origin."""
     state: str
-    """new, running, closing or closed."""
+    """The state of the producer: new, running, closing or closed."""
     cluster: Mapping[str, Any] = field(default_factory=dict)
-    """The cluster's id, the age of the metadata in seconds, and the last error of a metadata request."""
+    """The cluster id, the age of the metadata in seconds, and the last error of a metadata request."""
     brokers: tuple[Mapping[str, Any], ...] = ()
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """For each topic in use, the number of its partitions, of partitions without a leader, and of partitions with
@@ -36,11 +36,12 @@ class Description:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The producer id and epoch, and the state of the transactions."""
     buffer: Mapping[str, int] = field(default_factory=dict)
-    """Total and available bytes, calls of `send` that wait for room, records, and requests in flight."""
+    """The total and available bytes of the buffer, and the numbers of waiting calls, records, and requests in
+    flight."""
     oldest_batches: tuple[Mapping[str, Any], ...] = ()
-    """The ten batches that have waited longest for their result."""
+    """The ten batches that have waited the longest for their result."""
     counters: Mapping[str, Any] = field(default_factory=dict)
-    """Counts of records by outcome, and of requests, retries and errors, since the start."""
+    """The numbers of records by outcome, and of requests, retries and errors, since start()."""
     warnings: tuple[Mapping[str, str], ...] = ()
     """The last 50 log lines at WARNING and above, with their time and level, oldest first."""
 

@@ -1,4 +1,4 @@
-"""The metrics that exporters show: their names, texts and labels, and how each is read from a snapshot."""
+"""The metrics that exporters show: their names, descriptions and labels, and how each is read from a snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, Any]]
 
 SECONDS = tuple(2.0**power for power in range(-13, 9))
-"""Bounds from 0.12 ms to 256 s. Powers of two are bucket ends of a Distribution, so the counts are exact."""
+"""The bucket bounds, from 0.12 ms to 256 s. Powers of two are upper bounds of a Distribution's buckets, so the counts
+are exact."""
 BYTES = tuple(2.0**power for power in range(7, 25))
 
 
@@ -32,15 +33,15 @@ class Family:
     merge: Callable[[Any, Any], Any] = operator.add
     """Merges two values into one."""
     rank: Callable[[MetricsSnapshot], float] | None = None
-    """If given, values are not merged: the value of the producer with the lowest rank is shown."""
+    """If `rank` is given, values are not merged: the value of the producer with the lowest rank is shown."""
 
     @property
     def labels(self) -> Labels:
         return ("client_id", *self.own_labels)
 
     def values(self, snapshots: list[MetricsSnapshot], *, topics: bool = True) -> dict[Labels, Any]:
-        """Return the values of all producers by their labels. Without `topics`, the values of all topics are added
-        up."""
+        """Return the values of all producers, keyed by their labels. Without `topics`, the values of all topics are
+        added up."""
         hidden = None if topics or "topic" not in self.labels else self.labels.index("topic")
         values: dict[Labels, Any] = {}
         for snapshot in snapshots if self.rank is None else _lowest(snapshots, self.rank):

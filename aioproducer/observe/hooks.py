@@ -39,7 +39,7 @@ class StartEvent(NamedTuple):
 
     client_id: str
     cluster_id: str | None
-    """None after `start(wait=False)`, and if the brokers do not report one."""
+    """The cluster id; None after `start(wait=False)`, or if the brokers do not report one."""
     seconds: float
 
 
@@ -52,7 +52,7 @@ class CloseEvent(NamedTuple):
 
 
 class ConnectEvent(NamedTuple):
-    """`on_connect`: an attempt to connect has ended, authentication included."""
+    """`on_connect`: an attempt to connect, including authentication, has ended."""
 
     client_id: str
     node: Node
@@ -67,7 +67,7 @@ class DisconnectEvent(NamedTuple):
     client_id: str
     node: Node
     error: BaseException | None
-    """None for an orderly close: the connection was idle, or the broker has left the cluster."""
+    """The error; None for an orderly close, because the connection was idle or the broker has left the cluster."""
 
 
 class RequestEvent(NamedTuple):
@@ -80,9 +80,9 @@ class RequestEvent(NamedTuple):
     bytes_sent: int
     bytes_received: int
     seconds: float
-    """The time from the writing of the request to its response."""
+    """The time from writing the request to receiving its response."""
     error: BaseException | None
-    """The reason why there is no response; None if there is one, even if it contains error codes."""
+    """The reason why there is no response; None if there is a response, even one with error codes."""
 
 
 class ThrottleEvent(NamedTuple):
@@ -101,14 +101,15 @@ class BatchEvent(NamedTuple):
     partition: int
     records: int
     wire_bytes: int
-    """Bytes of the batch as sent, after compression."""
+    """The size of the batch as sent, after compression."""
     compression: str
-    """none, gzip, snappy, lz4 or zstd."""
+    """The codec: none, gzip, snappy, lz4 or zstd."""
     attempts: int
     seconds: float
     """The time from the opening of the batch to its result."""
     base_offset: int | None
-    """None if the batch failed, if acks=0, or if the broker did not return the offset (for a batch it already had)."""
+    """The offset of the first record; None if the batch failed, if acks=0, or if the broker already had the batch and
+    did not return its offset."""
     outcome: Outcome | None
     """Whether the records of a failed batch may be in the log; None if the batch did not fail."""
     error: BaseException | None
@@ -145,7 +146,7 @@ class TransactionEvent(NamedTuple):
     client_id: str
     transactional_id: str
     call: str
-    """begin, initialize, send_offsets, commit, abort or fence."""
+    """The call: begin, initialize, send_offsets, commit, abort or fence."""
     seconds: float
     error: BaseException | None
 
@@ -189,7 +190,7 @@ def add_default(hook: object) -> None:
 
 
 def remove_default(hook: object) -> None:
-    """Undo `add_default`. Existing producers keep the hook."""
+    """Undo `add_default`. Producers that already exist keep the hook."""
     if hook in _defaults:
         _defaults.remove(hook)
 

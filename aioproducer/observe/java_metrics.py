@@ -1,4 +1,4 @@
-"""The metrics that are pushed to brokers, under the names of Java's producer (KIP-714)."""
+"""The metrics that are pushed to brokers, under the Java producer's names (KIP-714)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CALLS = {
     "commit": "commit",
     "abort": "abort",
 }
-"""The transactional calls that Java's producer measures, with its names for them."""
+"""The transactional calls that the Java producer measures, each with its Java name."""
 _NO_ROOM = ("BufferTimeoutError", "BufferFullError")
 _NOT_AUTHENTICATED = ("AuthenticationError", "UnsupportedSaslMechanismError", "TlsError")
 
@@ -46,9 +46,9 @@ def points(
 
     Args:
         now: the current metrics.
-        before: the metrics of the last push, or of the start. Rates, averages and maxima refer to the time between
+        before: the metrics at the last push, or at the start. Rates, averages and maxima refer to the period between
             `before` and `now`.
-        wants: whether the broker wants a metric.
+        wants: a function that returns whether the broker wants a metric.
         seconds: the time between `before` and `now`.
         is_delta: whether counters (`.total`) count from the last push instead of the start.
     """
@@ -137,7 +137,7 @@ def _average_and_largest(
 
 
 def _times(name: str, values: Distribution, attributes: Mapping[str, str] = NOTHING) -> Iterator[Point]:
-    """Yield the average and the maximum of times in milliseconds, as Java does."""
+    """Yield the average and maximum times in milliseconds, as Java does."""
     yield from _average_and_largest(name, values, 1000.0, attributes)
 
 
@@ -174,7 +174,7 @@ def _of_each(
 def _node_points(node: NodeSnapshot, change: NodeSnapshot, interval: _Interval) -> Iterator[Point]:
     if node.node_id < 0:
         return  # a bootstrap address
-    attributes = {"node_id": f"node-{node.node_id}"}  # as Java writes it
+    attributes = {"node_id": f"node-{node.node_id}"}  # as the Java client writes it
     yield from _times("node.request.latency", change.latency, attributes)
     yield _gauge("node.request.size.avg", change.bytes_sent / max(change.requests, 1), attributes)
     yield from _total_and_rate(

@@ -1,4 +1,4 @@
-"""Log lines about partitions whose leader has changed, or that have no leader while records wait."""
+"""Log lines about partitions whose leader has changed, and about those without a leader while records wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LeaderChanges:
             self._moved.append(f"{topic}-{partition} from broker {former} to broker {now}")
 
     def forget(self, topic: str) -> None:
-        """Forget a topic that is no longer written to."""
+        """Forget a topic to which no more records are sent."""
         for place in [place for place in self._former if place[0] == topic]:
             del self._former[place]
             self._missing.pop(place, None)
@@ -46,9 +46,9 @@ class LeaderChanges:
             self._log.info("the leader moved: %s%s", moved[0], _others(moved))
 
     def note_waiting(self, places: Iterable[tuple[str, int]], now: float) -> None:
-        """Note the partitions without a leader for which records wait. Log new ones, and all of them every 10 s.
+        """Note the partitions without a leader for which records wait.
 
-        `now` is the loop's time.
+        New ones are logged at once, and all of them every 10 s. `now` is the loop's time.
         """
         lost = [place for place in places if place in self._former]
         new = [place for place in lost if place not in self._missing]

@@ -1,8 +1,8 @@
-"""The producers of this process, for exporters: those that exist, and the counters of those that no longer exist.
+"""The producers of this process, for exporters, and the counters of producers that no longer exist.
 
-An exported counter must not decrease, because Prometheus takes a decrease for a restart. The counts of a short-lived
-producer would also be lost before the next scrape. Therefore, the counters of a garbage-collected producer are added to
-those of its client id."""
+An exported counter must not decrease, because Prometheus takes a decrease for a restart. Also, the counts of a
+short-lived producer would be lost before the next scrape. Therefore, the counters of a garbage-collected producer are
+added to those of its client id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol
 from aioproducer.observe.snapshots import MOST_TOPICS, OTHER_TOPICS, MetricsSnapshot
 
 MOST_CLIENTS = 1_000
-"""The maximum number of client ids whose past counters are kept. Those that ended longest ago are dropped."""
+"""The maximum number of client ids whose past counters are kept. The ids whose producers ended longest ago are dropped
+first."""
 
 
 class Measured(Protocol):
@@ -32,7 +33,7 @@ class Measured(Protocol):
 class _Entry(NamedTuple):
     producer: weakref.ref[Measured]
     past: Callable[[], MetricsSnapshot]
-    """Returns the counters of the producer, even when it no longer exists."""
+    """A function that returns the producer's counters, even when the producer no longer exists."""
 
 
 class Producers:
@@ -47,12 +48,12 @@ class Producers:
         self._numbers = count()
         self._entries: dict[int, _Entry] = {}
         self._collected_ones: deque[int] = deque()
-        """The numbers of producers that no longer exist and still have an entry."""
+        """The keys in `_entries` of producers that no longer exist."""
         self._past: dict[str, MetricsSnapshot] = {}
         """The sums of the counters of producers that no longer have an entry, by client id."""
 
     def add(self, producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
-        """Include a producer from now on. `past` returns its counters, and must not keep it alive."""
+        """Include a producer from now on. `past` returns its counters, but must not keep it alive."""
         number = next(self._numbers)
         self._entries[number] = _Entry(weakref.ref(producer, lambda _: self._collected(number)), past)
 
@@ -90,7 +91,7 @@ class Producers:
 
 
 def _with_few_topics(snapshot: MetricsSnapshot) -> MetricsSnapshot:
-    """Combine the topics beyond MOST_TOPICS into one, as a single producer does."""
+    """Merge the topics beyond MOST_TOPICS into one, as a single producer does."""
     named = [topic for topic in snapshot.topics if topic.name != OTHER_TOPICS]
     if len(named) <= MOST_TOPICS:
         return snapshot
@@ -103,7 +104,7 @@ _producers = Producers()
 
 
 def add(producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
-    """Include a producer from now on. `past` returns its counters, and must not keep it alive."""
+    """Include a producer from now on. `past` returns its counters, but must not keep it alive."""
     _producers.add(producer, past)
 
 
@@ -113,7 +114,7 @@ def snapshots() -> list[MetricsSnapshot]:
 
 
 def _forked() -> None:
-    """Forget the producers of the parent process, which exports them itself."""
+    """Forget the parent's producers, which the parent process exports itself."""
     global _producers
     _producers = Producers()
 

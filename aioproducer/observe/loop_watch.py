@@ -34,13 +34,13 @@ class LoopWatch:
         self._logged_at = -math.inf
 
     def start(self) -> None:
-        """Watch until no records wait. Call it only while the watch is not running."""
+        """Watch until no records wait. Call this only while the watch is not running."""
         self.is_running = True
         self._timer = self._loop.call_later(BEAT, self._beat, self._loop.time())
 
     def _beat(self, last: float) -> None:
         now = self._loop.time()
-        # The blocking may have begun at any time within a beat, so half a beat, the average, is subtracted.
+        # The blocking may have begun at any time within a beat. Half a beat, the average, is therefore subtracted.
         blocked = now - last - BEAT / 2
         if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
             self._logged_at = now

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each call that sends, and instruments that read metrics().
+"""OpenTelemetry: a span for each call that sends records, and instruments that read metrics().
 
 The names follow OpenTelemetry's semantic conventions for messaging and for Kafka."""
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["AioproducerInstrumentor"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 120)
-"""The bucket bounds of messaging.client.operation.duration: those of the conventions, and longer ones."""
+"""The bucket bounds of messaging.client.operation.duration: those of the conventions, and some higher ones."""
 QUANTILES = (0.5, 0.99)
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
 """Exceptions that are re-raised. All other exceptions from a sampler, a propagator or a processor are caught, so that
-they do not affect the records. This includes CancelledError: as these calls do not await, it does not mean that our
+they do not affect the records. This includes CancelledError: because these calls do not await, it cannot mean that our
 task was cancelled."""
 MOST_TOPICS = 1_000
-"""The maximum number of topics whose span attributes are kept."""
+"""The maximum number of topics whose span attributes are cached."""
 _OPERATION = {
     "messaging.system": "kafka",
     "messaging.operation.name": "send",
@@ -117,8 +117,8 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
-        """The name and the attributes of the spans of each topic. Without this cache, even a call that is not recorded
-        would create them."""
+        """The span name and attributes for each topic. Without this cache, they would be created again even for a call
+        that is not recorded."""
 
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
         span = None
@@ -177,7 +177,8 @@ def _text(key: Any) -> str:
 
 
 class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
-    """Sets headers, and removes old ones: a consumed record that is forwarded still has those of its first producer."""
+    """Sets headers, and removes old ones: a record that was consumed and is now forwarded still has the headers from
+    its first producer."""
 
     def set(self, carrier: list[tuple[str, bytes | None]], key: str, value: str) -> None:
         if carrier:
@@ -213,7 +214,7 @@ class _SendSpan:
         self.headers = headers
 
     def watch(self, delivery: Any) -> None:
-        # Not the user's own delivery, which may be cancelled even though the record is still sent.
+        # Do not use the user's own delivery: it may be cancelled although the record is still sent.
         delivery.batch.another(delivery).add_done_callback(self._ended)
 
     def watch_rows(self, receipt: Any) -> None:
@@ -250,7 +251,7 @@ class _SendSpan:
 
 
 class _Durations:
-    """A hook that records the duration of each batch, as the conventions define it."""
+    """A hook that records the duration of each batch, as defined by the conventions."""
 
     def __init__(self, meter: Meter) -> None:
         create = partial(
@@ -301,8 +302,7 @@ class _Collection:
     def __init__(self) -> None:
         self._snapshots: list[MetricsSnapshot] = []
         self._readers: set[object] = set()
-        """The instruments that have read these snapshots. The first one that reads again starts the next
-        collection."""
+        """The instruments that have read these snapshots. When one of them reads again, a new collection begins."""
 
     def snapshots(self, reader: object) -> list[MetricsSnapshot]:
         if not self._readers or reader in self._readers:
@@ -354,7 +354,7 @@ class _Reader:
 
 
 class _Quantiles(_Reader):
-    """Reads the quantiles of the values that were added to a distribution since the last collection."""
+    """Reads the quantiles of the values added to a distribution since the last collection."""
 
     def __init__(self, collection: _Collection, family: Family) -> None:
         super().__init__(collection, family)

@@ -1,6 +1,6 @@
 """Writes metrics in OpenTelemetry's format: the bytes of a protobuf message MetricsData.
 
-The encoding is written by hand: it needs only a few message types, and the package with the generated classes
+The encoding is written by hand, because only a few message types are needed and the package with the generated classes
 depends on protobuf. The tests compare the bytes with those of the generated classes."""
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Point(NamedTuple):
 def metrics_data(
     points: Iterable[Point], resource: Mapping[str, str], *, start: float, now: float, is_delta: bool
 ) -> bytes:
-    """Return MetricsData with all points. Consecutive points of one name become one metric.
+    """Return MetricsData with all points. Consecutive points with the same name become one metric.
 
     Args:
         points: the values.
         resource: the attributes of the client.
         start: the wall-clock time from which the sums are counted.
         now: the wall-clock time of the values.
-        is_delta: whether the sums count only what happened since the last message.
+        is_delta: whether the sums count only the changes since the last message.
     """
     started, taken = round(start * 1e9), round(now * 1e9)
     metrics = bytearray()

@@ -1,4 +1,4 @@
-"""Exports all producers of the process as Prometheus metrics. They are read only when they are scraped."""
+"""Exports metrics of all producers of the process to Prometheus. The metrics are read only during a scrape."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ProducerCollector(Collector):
         ProducerCollector()
         start_http_server(9100)
 
-    Nothing is measured between scrapes. Producers with the same client id are added up: give each its own `client_id`
-    to tell them apart. The counts of a producer stay in these sums after it is garbage-collected. A forked process
-    starts without producers.
+    Nothing is measured between scrapes. The values of producers with the same client id are added up; give each
+    producer its own `client_id` to tell them apart. The counts of a producer stay in these sums after it is
+    garbage-collected. A forked process starts without producers.
 
     With gunicorn, each worker process needs its own port, or a push gateway: prometheus_client's multiprocess mode
     does not support collectors.
@@ -43,8 +43,8 @@ class ProducerCollector(Collector):
 
         Args:
             registry: the registry for the collector; None to leave it unregistered.
-            topics: whether to export the counters of each topic (the first 1,000 of each producer) with its name;
-                otherwise they are added up with the label topic="".
+            topics: whether to export separate counters for each topic (up to 1,000 per producer), labelled with its
+                name; otherwise the counters of all topics are added up under topic="".
 
         Raises:
             ValueError: the registry already has such a collector.

@@ -1,4 +1,5 @@
-"""Log lines about batches that are sent again: one for the first of each kind, then counts, and one at the end."""
+"""Log lines about batches that are sent again: one line for the first retry of each kind, then counts, and one line at
+the end."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from aioproducer.observe.client_log import ClientLog
 PERIOD = 10.0
 """Seconds between two log lines about the same topic and error."""
 MOST_AT_ONCE = 20
-"""The maximum number of first lines in one period. An outage may affect thousands of topics."""
+"""The maximum number of first lines in one period, because an outage may affect thousands of topics."""
 
 
 class _Kind:
@@ -27,13 +28,13 @@ class _Kind:
 
 
 class Retries:
-    """The retries of one producer. Without retries, only `is_disturbed` is read, once for each batch."""
+    """The retries of one producer. While there are no retries, only `is_disturbed` is read, once for each batch."""
 
     def __init__(self, log: ClientLog) -> None:
         self._log = log
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.is_disturbed = False
-        """Whether some partition has not accepted a batch since its last retry."""
+        """True if some partition has not accepted a batch since its last retry."""
         self._period_began = float("-inf")
         self._lines = 0
 
@@ -85,7 +86,7 @@ class Retries:
         return self._lines <= MOST_AT_ONCE
 
     def note_accepted(self, topic: str, partition: int, now: float) -> None:
-        """Note that a partition accepted a batch. Called only while `is_disturbed`."""
+        """Note that a partition accepted a batch. Called only while `is_disturbed` is True."""
         for key, kind in list(self._kinds_of(topic)):
             kind.affected.discard(partition)
             if not kind.affected and kind.is_announced:

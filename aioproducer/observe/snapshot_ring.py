@@ -34,7 +34,7 @@ class SnapshotRing:
         self._keep()
 
     def before(self, window: float) -> MetricsSnapshot:
-        """Return the newest snapshot that is at least `window` seconds old, or else the oldest one."""
+        """Return the newest snapshot that is at least `window` seconds old; if there is none, return the oldest one."""
         latest = self._loop.time() - window
         found = self._kept[0][1]
         for taken_at, snapshot in self._kept:
@@ -48,7 +48,7 @@ class SnapshotRing:
         self._timer = self._loop.call_later(PERIOD, self._keep)
 
     def close(self) -> None:
-        """Stop the timer and keep a last snapshot, so that a window that begins later shows nothing."""
+        """Stop the timer and keep a final snapshot, so that a window that begins after it shows no activity."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

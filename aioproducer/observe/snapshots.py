@@ -1,7 +1,7 @@
 """The result of `Producer.metrics()`: immutable snapshots, which can be subtracted, converted to dicts and stored.
 
-A counter starts at 0 and only grows; `later - earlier` gives the counts in between. A gauge is a current value; a
-difference contains the gauges of the later snapshot. Times are in seconds, sizes in bytes."""
+A counter starts at 0 and only grows; `later - earlier` gives the counts in between. A gauge is a current value; the
+difference of two snapshots contains the gauges of the later one. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Counts(dict[str, int]):
 
 NOTHING: Mapping[str, int] = Counts()
 PAST = "past"
-"""The state in the snapshots of producers that no longer exist. Their gauges have no meaning."""
+"""The value of `state` in the snapshots of producers that no longer exist. The gauges in these snapshots have no
+meaning."""
 MOST_TOPICS = 1_000
 """The maximum number of topics with counters of their own; all others share those of OTHER_TOPICS."""
 OTHER_TOPICS = "_other"
@@ -40,9 +41,9 @@ class Distribution:
     count: int = 0
     sum: float = 0.0
     max: float = 0.0
-    """The largest value; in a difference, an upper bound for it."""
+    """The largest value; in a difference of snapshots, an upper bound of the largest value."""
     buckets: tuple[tuple[float, int], ...] = ()
-    """(upper end, number of values in this bucket), ascending; without empty buckets."""
+    """The non-empty buckets in ascending order, each as (upper bound, number of values)."""
 
     @property
     def mean(self) -> float:
@@ -168,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot(_Numbers):
-    """One broker, over all connections to it. Bootstrap addresses have negative ids."""
+    """The counts of one broker, over all connections to it. Bootstrap addresses have negative ids."""
 
     KEY: ClassVar[str] = "node_id"
 
@@ -198,7 +199,7 @@ class NodeSnapshot(_Numbers):
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot(_Numbers):
-    """One topic. Beyond 1,000 topics, the others are counted together under the name `_other`."""
+    """One topic. Topics beyond the first 1,000 are counted together under the name `_other`."""
 
     KEY: ClassVar[str] = "name"
 
@@ -233,15 +234,15 @@ class MetricsSnapshot(_Numbers):
     client_id: str = _gauge(default="")
     cluster_id: str | None = _gauge(default=None)
     state: str = _gauge(default="new")
-    """new, running, closing or closed."""
+    """The state of the producer: new, running, closing or closed."""
     time: float = _gauge(default=0.0)
     """The wall-clock time of the snapshot."""
     started: float | None = _gauge(default=None)
-    """The wall-clock time at which counting began: that of start(), or of the earlier snapshot of a difference."""
+    """The wall-clock time at which counting began: the time of start() or, in a difference, of the earlier snapshot."""
     records_buffered: int = _gauge(default=0)
     """Records in the buffer or in flight."""
     oldest_unacked_seconds: float = _gauge(default=0.0)
-    """Seconds that the oldest record without a result has waited; 0 if there is no such record."""
+    """The number of seconds for which the oldest record without a result has waited; 0 if there is no such record."""
     buffer_total: int = _gauge(default=0)
     buffer_available: int = _gauge(default=0)
     buffer_waiters: int = _gauge(default=0)
@@ -251,7 +252,7 @@ class MetricsSnapshot(_Numbers):
     """Seconds since the last metadata response; None before the first one."""
     records_accepted: int = 0
     records_sent: int = 0
-    """Records in batches that were sent; a batch that is sent again is not counted again."""
+    """Records in batches that were sent at least once; retries are not counted."""
     records_acked: int = 0
     records_failed: int = 0
     """Records that are certainly not in the log."""

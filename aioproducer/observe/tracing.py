@@ -1,7 +1,7 @@
 """The interface for a tracer of records. The tracer for OpenTelemetry is in otel.py.
 
-The record path asks the tracer about each record, in the caller's context. A record without a span is
-handled as if there were no tracer."""
+Each call that sends records asks the tracer for a span, in the caller's context. A call without a span is handled as if
+there were no tracer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SendSpan(Protocol):
-    """The span of one call, from the call to the last result of its records."""
+    """The span of one call, which lasts from the call to the last result of its records."""
 
     headers: Headers | None
     """The user's headers, and those that carry the span's context."""
@@ -52,7 +52,7 @@ _make: Callable[[ProducerConfig], SendTracer] | None = None
 
 
 def set_tracer(make: Callable[[ProducerConfig], SendTracer] | None) -> None:
-    """Give each producer that is started from now on the tracer that `make` returns; None for no tracer."""
+    """Give each producer that is started from now on the tracer that `make` returns. With None, give it no tracer."""
     global _make
     _make = make
 

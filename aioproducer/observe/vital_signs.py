@@ -10,7 +10,7 @@ from aioproducer.types import Node
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The result of `ping()`: which broker answered, and how quickly."""
+    """The result of `ping()`: the broker that answered, and the response time."""
 
     node: Node
     """The broker that answered."""
@@ -26,7 +26,7 @@ class Health:
     reason: str
     """The reasons why `ok` is False; empty if it is True."""
     state: str
-    """new, running, closing or closed."""
+    """The state of the producer: new, running, closing or closed."""
     brokers_connected: int
     brokers_known: int
     oldest_unacked_seconds: float

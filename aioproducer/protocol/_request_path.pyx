@@ -185,7 +185,7 @@ cdef inline int64_t get_int(const unsigned char* at, int size) noexcept nogil:
 
 cdef inline const unsigned char* skip_count(const unsigned char* at, const unsigned char* end, Py_ssize_t count,
                                             bint is_flexible) noexcept nogil:
-    """Return the position after a count, if it equals `count` in its shortest form; NULL otherwise."""
+    """Return the position after an encoded count, or NULL unless it is the shortest encoding of `count`."""
     cdef char expected[LONGEST_UVARINT]
     cdef Py_ssize_t size = put_count(expected, count, is_flexible) - expected
     if end - at < size or memcmp(at, expected, size) != 0:
@@ -194,7 +194,7 @@ cdef inline const unsigned char* skip_count(const unsigned char* at, const unsig
 
 
 def read_success(int version, bytes frame, int32_t correlation_id, dict places):
-    """Decode the response to a request with these `places`, if it reports success for every batch and nothing else.
+    """Decode the response to a request with these `places`, if the response only reports success for every batch.
 
     Returns:
         [(number of the batch, base offset, log append time, log start offset)] in the order of the response, and the
@@ -212,7 +212,7 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
         return None
     at += 4
     if is_flexible:
-        if at[0] != 0:                             # tags of the header
+        if at[0] != 0:                             # the header has tags
             return None
         at += 1
     at = skip_count(at, end, len(places), is_flexible)
@@ -222,7 +222,7 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
         if version >= TOPIC_IDS_FROM:
             size = ID
         elif is_flexible:
-            # The length of a name of more than 126 bytes takes two bytes: leave it to the declared decoder.
+            # The length of a name of more than 126 bytes takes two bytes; leave this case to the declared decoder.
             if end - at < 1 or not 0 < at[0] <= 127:
                 return None
             size = at[0] - 1
@@ -256,7 +256,7 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
                 if at == NULL or end - at < 2:
                     return None
                 if is_flexible and (at[0] != 0 or at[1] != 0) or not is_flexible and get_int(at, 2) != -1:
-                    return None                    # an error message, or tags
+                    return None                    # there is an error message or a tag
                 at += 2
         if is_flexible:
             if end - at < 1 or at[0] != 0:

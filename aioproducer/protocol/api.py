@@ -74,7 +74,8 @@ def encode_request(
     writer = Writer()
     writer.out += bytes(PREFIX_SIZE)
     writer.out += _REQUEST_HEADER.pack(request.api_key, version, correlation_id)
-    # Never compact, not even in flexible versions: brokers must be able to read it in unknown versions (KIP-511).
+    # The client id is not compact even in flexible versions: brokers must be able to read it in unknown versions
+    # (KIP-511).
     write_nullable_string(writer.out, client_id)
     if version >= request.flexible_from:
         writer.out.append(0)
@@ -121,7 +122,7 @@ def decode_api_versions_response(
     """Decode an ApiVersions response, as `decode_response` does with ApiVersionsResponse.
 
     With error code UNSUPPORTED_VERSION, the response has the format of version 0, whatever the version of the request
-    (KIP-511). Its `api_keys`, if not empty, contain the versions of ApiVersions that the broker supports.
+    (KIP-511). Unless its `api_keys` are empty, they contain the versions of ApiVersions that the broker supports.
     """
     return decode_response(ApiVersionsResponse, version, frame, expected_correlation_id)
 

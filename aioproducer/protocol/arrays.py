@@ -1,7 +1,7 @@
 """An array in a response that stays encoded until its elements are accessed.
 
 A response may contain a million elements of 3 bytes, each of which would become an object of more than 100 bytes. To
-save memory, the decoder only walks over a long array, which checks that all of it is valid, and stores its start."""
+save memory, the decoder only walks over a long array to check that it is valid, and stores its start."""
 
 from __future__ import annotations
 

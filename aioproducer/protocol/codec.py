@@ -37,8 +37,8 @@ be smaller than `_SMALL`. Decoding such an array takes no longer than walking ov
 _SMALL = 16
 """The minimum element size, in bytes, for which `_SHORT` applies."""
 _AT_ONCE = 512
-"""Short arrays are decoded immediately only if they start within the first `_AT_ONCE` bytes of a response. Later ones
-stay encoded, because many short arrays (e.g. nested in one array) can need as much memory as one long array."""
+"""Short arrays are decoded immediately only if they start within the first `_AT_ONCE` bytes of a response. Later
+arrays stay encoded, because many short arrays (e.g. nested in one array) can need as much memory as one long array."""
 
 
 SLICE = 32 * 1024
@@ -260,7 +260,7 @@ class _Source:
     def _begin_slices(self) -> None:
         if self._yields:
             self._add(1, f"slice_end = pos + {SLICE}")
-            self._add(1, "if False: yield")  # makes it a generator even if no other yield follows
+            self._add(1, "if False: yield")  # makes the function a generator even if no other yield follows
 
     def _skip_struct(self, name: str, plain: list[Field], tagged: list[Field]) -> None:
         self._add(0, f"def {'walk' if self._yields else 'skip'}_{name}(buf, pos):")

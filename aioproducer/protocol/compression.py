@@ -1,7 +1,7 @@
 """Kafka's compression codecs: their names, wire ids and levels, and a compress function for each.
 
-A compress function accepts the records of a batch as one buffer and returns bytes. It is thread-safe, and releases the
-GIL while it works. This module does not decompress: a producer never reads its own records.
+A compress function accepts the records of a batch as one buffer and returns bytes. Such a function is thread-safe,
+and releases the GIL while it works. This module does not decompress: a producer never reads its own records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEVELS: dict[Codec, tuple[int, int]] = {
     Codec.ZSTD: (-131072, 22),
 }
 _ZLIB_DEFAULT = -1
-"""Deflater.DEFAULT_COMPRESSION, which KIP-390 allows in addition to 1 to 9."""
+"""Java's Deflater.DEFAULT_COMPRESSION, which KIP-390 allows in addition to the levels 1 to 9."""
 _ZSTD_DEFAULT = 3
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}

@@ -41,7 +41,7 @@ def decode_size(prefix: bytes, limit: int) -> int:
     if len(prefix) == PREFIX_SIZE and prefix[0] <= _HIGHEST_FIRST_BYTE:
         size = int.from_bytes(prefix)
         if size <= limit:
-            return size  # such a prefix matches none of the cases below
+            return size  # a prefix with this first byte matches none of the cases below
     if len(prefix) != PREFIX_SIZE:
         raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
     if prefix == b"HTTP":

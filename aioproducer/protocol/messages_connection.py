@@ -21,7 +21,8 @@ MOST_OFFERED = 1_000
 
 
 class ApiVersionsResponse(Message, api_key=ApiKey.API_VERSIONS, versions=(0, 4), flexible_from=3):
-    """The versions of each API that the broker supports. Its header is always version 0, so any client can read it.
+    """The versions of each API that the broker supports. The response's header is always version 0, so any client can
+    read it.
 
     1: throttle time. 3: features (KIP-584). 4: a supported feature may start at version 0.
     """

@@ -1,8 +1,8 @@
 """The error table: the action to take after each error or missing response, and the outcome of that attempt.
 
-Only this table interprets error codes. Three modules also end records without it, based on the attempts so far:
-own_timeouts.py (a record's own timeout), giving_up.py (e.g. close()), and numbering.py (a batch that can't be sent
-again).
+Only this table interprets error codes. Three other modules can end records without using the table, based on the
+attempts so far: own_timeouts.py (a record's own timeout), giving_up.py (e.g. close()), and numbering.py (a batch that
+can't be sent again).
 
 The key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
 met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before it appends the batch. Some
@@ -36,7 +36,8 @@ from aioproducer.types import Outcome
 
 
 class Action(Enum):
-    """The next step. If a request covers several partitions, it is taken only for the one with the error code."""
+    """The action to take next. If a request covers several partitions, the action applies only to the one with the
+    error code."""
 
     # any request
     SUCCEED = "succeed"
@@ -72,7 +73,7 @@ class Action(Enum):
 
 
 class Condition(Enum):
-    """The conditions on which a rule may depend; nothing else is taken into account."""
+    """The conditions on which a rule may depend. A rule depends on nothing else."""
 
     NOT_FIRST = "an earlier batch of the same partition has not ended"
     IN_DOUBT = "an earlier attempt may have been persisted"
@@ -119,7 +120,8 @@ class Moment(Enum):
 
 
 class Row(NamedTuple):
-    """A decision. `outcome` says whether this attempt persisted the records or, for EndTxn, made the commit."""
+    """A decision. `outcome` says whether this attempt persisted the records or, for EndTxn, committed the
+    transaction."""
 
     action: Action
     outcome: Outcome
@@ -151,8 +153,8 @@ def _produce_transient() -> dict[int, tuple[Rule, ...]]:
     """Return the rules for success, for transient errors, and for errors after which the leader may have changed."""
     no, maybe = _NO, _MAYBE
     retry, refresh, maybe_refresh = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.REFRESH, maybe)
-    # A batch that was damaged in transit arrives intact on the next attempt. After three rejections, the network is not
-    # the cause.
+    # A batch that was damaged in transit should arrive intact on the next attempt. After three rejections, the
+    # network is unlikely to be the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
     return {
         # REPETITION: another participant may have used the same sequence numbers in this partition. The log contains
@@ -363,7 +365,7 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
         _rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED),
         _rule(_A.REINIT, _NO, _C.COMMIT),
-        # For an abort with v1, the broker checks the epoch before the state: the epoch is valid, and no transaction
+        # For an abort with v1, the broker checks the epoch before the state, so the epoch is valid and no transaction
         # is open.
         _rule(_A.SUCCEED, _NO, _C.V1),
         _rule(_A.REINIT, _NO),
@@ -408,7 +410,8 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
 def _failures() -> dict[Key, tuple[Rule, ...]]:
     """Return the rules for requests without a usable response. Records that were written may have been persisted."""
     refresh = _rule(_A.REFRESH, _MAYBE)
-    # With acks=0 the outcome never becomes known, and there is no response that could omit or add a partition.
+    # With acks=0, the outcome never becomes known, and there is no response in which a partition could be missing or
+    # added.
     cut = (_rule(_A.FAIL, _MAYBE, _C.ACKS_0), refresh)
     return {
         Failure.NOT_WRITTEN: (_rule(_A.REFRESH, _NO),),
@@ -432,8 +435,8 @@ def _moments() -> dict[Key, tuple[Rule, ...]]:
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
             _rule(_A.FAIL, _NO),
         ),
-        # A batch in flight is kept until it is answered. If the failed record is not in the log, the broker rejects the
-        # batches behind it because of their sequence numbers.
+        # A batch in flight is kept until it is answered. If the failed record is not in the log, the broker rejects
+        # later batches because of their sequence numbers.
         Moment.BEHIND: (
             _rule(_A.KEEP, _MAYBE, _C.IN_FLIGHT),
             _rule(_A.FAIL, _MAYBE, _C.IN_DOUBT),
@@ -460,7 +463,7 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.PUSH_TELEMETRY: (_rule(_A.RETRY, _NO),),
     }
 )
-"""The rules for error codes that are not in TABLE. Current brokers never send most of them."""
+"""The rules for error codes that are not in TABLE. Current brokers never send most of these codes."""
 
 TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
     {
@@ -525,7 +528,8 @@ def reinit_error(code: int) -> type[TransactionReinitError]:
 
 
 Conditions = Collection[Condition] | Callable[[], Collection[Condition]]
-"""The conditions that are met, or a function that returns them. It is called only if a rule has conditions."""
+"""The conditions that are met, or a function that returns them. Such a function is called only if a rule has
+conditions."""
 
 
 def decide(api: ApiKey, code: int, conditions: Conditions = ()) -> Row:

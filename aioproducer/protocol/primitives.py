@@ -2,7 +2,8 @@
 
 A read function takes the frame and a position, and returns the value and the position after it. Each length is
 checked against the remaining bytes before anything is sliced or allocated, so a peer can't make us reserve memory for
-data that it did not send. Write functions append small values to one bytearray, and splice in record batches uncopied.
+data that it did not send. Write functions append small values to one bytearray, and insert record batches without
+copying them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _INT32 = Struct(">i")
 
 MAX_STRING = 32767
 """The maximum size of a string in bytes, which is the limit of the int16 length in non-flexible versions. Kafka also
-rejects longer strings in flexible versions. We do the same, since a decoded string may need 7 times as much memory."""
+rejects longer strings in flexible versions. This package does the same, since a decoded string may need 7 times as
+much memory."""
 
 
 class Writer:
@@ -47,7 +49,7 @@ class Writer:
         return len(self.out) + self.spliced
 
     def splice(self, buffers: Sequence[bytes | bytearray | memoryview], size: int) -> None:
-        """Insert `buffers`, with a total of `size` bytes, at the current end. They are not copied."""
+        """Insert `buffers`, with a total of `size` bytes, at the current end, without copying them."""
         self.splices.append((len(self.out), buffers))
         self.spliced += size
 
@@ -312,7 +314,7 @@ def read_compact_records(buf: Buffer, pos: int) -> tuple[memoryview | None, int]
 
 
 def read_tag(buf: Buffer, pos: int, seen: set[int]) -> tuple[int, int, int]:
-    """Read the head of a tagged field: return its tag, and the start and the end of its value."""
+    """Read the start of a tagged field. Return its tag and the positions at which its value starts and ends."""
     tag, pos = read_uvarint(buf, pos)
     if tag in seen:
         raise ProtocolError(f"tag {tag} before byte {pos} occurs twice")

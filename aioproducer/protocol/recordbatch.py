@@ -200,7 +200,7 @@ def _read_record(data: bytes, at: int, header: BatchHeader) -> tuple[Record, int
     end = at + length
     if length < 0 or end > len(data):
         raise ProtocolError(f"length {length} with {len(data) - at} bytes left")
-    at += 1  # attributes; all bits are unused
+    at += 1  # skip the attributes: all bits are unused
     timestamp_delta, at = _varlong(data, at)
     offset_delta, at = _varint(data, at)
     key, at = _nullable(data, at, end)

@@ -80,7 +80,7 @@ def _field(
     return Field(kind, version_range(versions), default, nulls, tag, ignorable, of, most=most)
 
 
-# The functions that declare fields. They return Any, so that only the annotation determines the type.
+# The functions that declare fields. These functions return Any, so that only the annotation determines the type.
 
 
 def int8(versions: str = "0+", *, default: int = 0, ignorable: bool = False) -> Any:
@@ -149,7 +149,7 @@ def array(
 
 @dataclass_transform(kw_only_default=True)
 class _Declaration(type):
-    """Turns the declared fields of a class into slots; otherwise they would be class attributes."""
+    """Turns the declared fields of a class into slots, because they would otherwise become class attributes."""
 
     def __new__(
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any

@@ -1,7 +1,7 @@
 # Columns of records, for send_many: lists, or Arrow arrays read through the Arrow C data interface without a Python
 # object per row. Part of _record_path.pyx, which includes this file.
 #
-#     Piece     one contiguous array, or one list
+#     Piece     one contiguous Arrow array, or one list
 #     Column    a sequence of pieces
 #     Rows      the columns of one call, and the batch of each row
 
@@ -91,7 +91,7 @@ _NAMES = {"values": "value", "keys": "key", "headers": "headers", "timestamps": 
 
 @cython.final
 cdef class _Memory:
-    """Memory that an Arrow stream has returned. It is released when no piece refers to it."""
+    """Memory that an Arrow stream has provided. The memory is released when no piece refers to it any longer."""
 
     cdef ArrowSchema schema
     cdef ArrowArray array
@@ -109,27 +109,27 @@ cdef class _Memory:
 
 @cython.final
 cdef class Piece:
-    """One contiguous array of Arrow, or one list."""
+    """One contiguous Arrow array, or one list."""
 
     cdef object owner
-    """The object that keeps the memory of the pointers alive."""
+    """The object that keeps alive the memory to which the pointers refer."""
     cdef Kind kind
     cdef Py_ssize_t length
     cdef int64_t offset
     cdef const uint8_t* validity
-    """A set bit for each row that is not null; NULL if no row is null."""
+    """A bitmap in which the bit of each row that is not null is set; NULL if no row is null."""
     cdef const char* buffer
     """The offsets, views, fixed-size values or integers of the array."""
     cdef const char* data
     cdef const void** more
     """The data buffers of views."""
     cdef int width
-    """Bytes of one integer, or of one value of fixed size."""
+    """The size in bytes of an integer or of a fixed-size value."""
     cdef bint is_signed
     cdef bint is_text
     """True if the bytes are UTF-8, as Arrow guarantees for strings."""
     cdef int64_t times, parts
-    """For timestamps: an integer multiplied by `times` and divided by `parts` is in milliseconds."""
+    """For timestamps: an integer multiplied by `times` and divided by `parts` is the time in milliseconds."""
     cdef list objects
     cdef Piece inner
     """The values of a dictionary, or the names of headers."""
@@ -210,7 +210,8 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
 
 
 cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
-    """Raise if a struct from `first` up to `end` is null, since its fields are read without that check."""
+    """Raise InvalidRecordError if a struct from `first` up to `end` is null, because its fields are read without this
+    check."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     cdef int64_t at
     if validity == NULL or array.null_count == 0:
@@ -380,7 +381,7 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
 
 
 cdef dict columns_of(data, str argument):
-    """Return the columns that one argument of send_many contains, by argument name."""
+    """Return the columns in one argument of send_many, by the name of the argument that each column stands for."""
     cdef dict columns = {}
     cdef ArrowArrayStream* stream
     cdef _Memory memory, schema
@@ -442,9 +443,9 @@ cdef class Rows:
     cdef readonly dict errors
     """The error of each row that is not in the buffer, by row."""
     cdef public bint has_waited_in_vain
-    """True if a row has already waited in vain, as in `send`, for the partition that it names."""
+    """True if a row has already waited in vain for the partition that it names (as `send` does)."""
     cdef readonly list spans
-    """The spans in the order of their first rows; for one partition also in the order of their records."""
+    """The spans in the order of their first rows. The spans of a partition are also in the order of their records."""
     cdef Column values, keys, headers, timestamps, partitions
     cdef int partition
     """The partition of all rows; -1 if each row names its own or leaves it to the partitioner."""
@@ -553,7 +554,7 @@ cdef class Rows:
 
     def mark_sent(self, Delivery delivery):
         """Note that the next row was appended through `send`."""
-        has_ended(delivery)        # moves it to the batch that now contains its record
+        has_ended(delivery)        # moves the delivery to the batch that now contains its record
         delivery.flags = RETRIEVED # the receipt tracks whether the result is retrieved
         if self.times == NULL:
             note_clock(self, delivery.timestamp)
@@ -593,7 +594,7 @@ def column_length(Column column):
 
 
 cdef int note_clock(Rows rows, int64_t now) except -1:
-    """Set the time of rows without a timestamp, from the next row on."""
+    """Set the time for rows without a timestamp, starting with the next row."""
     if not rows.clock or rows.clock[len(rows.clock) - 1][1] != now:
         rows.clock.append((rows.next, now))
     return 0
@@ -682,14 +683,14 @@ NO_ROOM = FULL             # no memory for the next row
 
 
 cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, bint is_first_waiter) except *:
-    """Append rows until all are in the buffer, there is no memory, or other tasks should run. A row that cannot be sent
-    gets an error."""
+    """Append rows until all are in the buffer, no memory is left, or other tasks should run. A row that cannot be
+    sent gets an error."""
     cdef int64_t budget = SLICE
     while True:
         try:
             return append_good_rows(self, topic, rows, refusals, is_first_waiter, &budget)
         except (InvalidRecordError, UnknownPartitionError) as error:
-            rows.refuse(error.with_traceback(None))    # a traceback would refer to this frame, and so to the rows
+            rows.refuse(error.with_traceback(None))    # a traceback would keep this frame and its rows alive
             budget -= REFUSAL_COST
 
 
@@ -754,7 +755,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             continue
         queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
         if self.memory.waiters and not is_first_waiter:
-            return FULL                # callers that wait for memory come first
+            return FULL                # callers that already wait for memory come first
         batch = queue.tail
         if batch is None or batch.buffer.size + most > batch.buffer.capacity:
             while batch is None or not has_room(batch, most, self.memory):
@@ -904,7 +905,7 @@ cdef int raise_unknown_partition(Topic topic, int number) except -1:
 
 
 def murmur2_partitions(keys, int partitions):
-    """Return the partition of each key of a column, as the default partitioners of Java and of `Producer` choose it.
+    """Return the partition that the default partitioners of Java and `Producer` choose for each key of a column.
 
     Args:
         keys: a list of bytes or None, or Arrow data, as for `send_many`.

@@ -6,7 +6,7 @@ This code runs once per record; everything that runs once per batch or less is P
 batch.py). The tests compare the encoder with a plain-Python one, tests/support/oracle.py.
 
     RecordPath    base of Producer: send, try_send, send_and_wait
-    Topic         the part of a topic that a record needs: its queues and the sticky partition
+    Topic         the state of a topic that a record needs: the queues and the sticky partition
     PartitionQueue   the deque of batches of one partition, and the open batch at its end
     Batch         base of ProducerBatch: the encoded records and their deliveries
     Delivery      (batch, index): a future, as asyncio sees it
@@ -68,8 +68,8 @@ cdef extern from *:
 cdef extern from "_portable.h":
     void aioproducer_prefetch(const char* at) noexcept nogil
     int64_t now_ms "aioproducer_now_ms"() noexcept nogil  # since 1970
-    # A mutex is held only for a few assignments, and never while Python code may run. Dropping the last reference to an
-    # object may run Python code.
+    # A mutex is held only for a few assignments, and never while Python code may run; dropping the last reference to
+    # an object may run some.
     ctypedef struct Mutex "aioproducer_mutex":
         pass
     void lock "aioproducer_lock"(Mutex* mutex) noexcept nogil
@@ -144,7 +144,7 @@ cdef inline const char* get_varint(const char* at, int64_t* value) noexcept nogi
 
 
 cdef inline char* put_bytes(char* at, const char* data, Py_ssize_t size) noexcept nogil:
-    """Write a length (-1 for null) and the bytes. With NULL for `data`, leave room for them."""
+    """Write a length (-1 for null) and the bytes. If `data` is NULL, leave room for the bytes."""
     at = put_varint(at, size)
     if size > 0:
         if data != NULL:
@@ -230,9 +230,9 @@ cdef Mutex of_spares           # guards the spare buffers, which all event loops
 cdef char* allocate(Py_ssize_t* capacity) except NULL:
     """Allocate at least `capacity` bytes.
 
-    The allocator returns large blocks to the system and gets them back page by page, which took a tenth of the total
-    time. Therefore, blocks that are no longer in use (RecordsBuffer.__dealloc__) are kept, up to 64 MiB (the default of
-    buffer_memory).
+    The C allocator returns large blocks to the system and gets them back page by page; this took a tenth of the total
+    time. Therefore, blocks that are no longer in use (RecordsBuffer.__dealloc__) are kept, up to 64 MiB (the default
+    of buffer_memory).
     """
     global spares
     cdef int i
@@ -269,7 +269,7 @@ cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
 
 
 def spare_memory():
-    """Return the number of bytes that are kept for later batches by all producers of this process together."""
+    """Return the number of bytes that the producers of this process together keep for later batches."""
     cdef int64_t total = 0
     cdef int i
     lock(&of_spares)
@@ -331,8 +331,8 @@ cdef struct Record:
 class BatchState(Enum):
     OPEN = "open"              # accepts records
     CLOSED = "closed"          # waiting to be sent, for the first time or again
-    IN_FLIGHT = "in flight"    # written to a connection, not answered
-    DONE = "done"              # it has its result, or its parts have replaced it
+    IN_FLIGHT = "in flight"    # written to a connection, but not answered yet
+    DONE = "done"              # the batch has its result, or its parts have replaced it
 
 
 cdef object _OPEN = BatchState.OPEN
@@ -379,7 +379,7 @@ cdef class Batch:
     """The indexes of records that ended before the batch; None before the first one."""
     cdef uint8_t has_ended_early   # a flag: `ended_early` is not None
     cdef readonly list withdrawn
-    """The indexes, ascending, of records that are left out because they ended before the first attempt."""
+    """The indexes, in ascending order, of records that are left out because they ended before the first attempt."""
     cdef readonly list left_out
     """The withdrawn indexes whose records have already been removed from the encoded records."""
     cdef readonly int unretrieved
@@ -388,7 +388,8 @@ cdef class Batch:
     """True if the batch is sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a large
     record, a caller waits for it, or its node is hurried (Accumulator.hurry_node)."""
     cdef readonly list parts
-    """The parts of a batch that was split: (first index, Batch), ascending. Each delivery moves to one of them."""
+    """The parts of a batch that was split, (first index, Batch), in ascending order. Each delivery moves to one of
+    them."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
         # `capacity` and `limit` count the bytes of records, without the header of the batch.
@@ -433,7 +434,7 @@ cdef class Batch:
         return self.late_value is None
 
     def complete_records(self):
-        """Copy the large value to its place. This takes long, so a worker thread does it, without the GIL."""
+        """Copy the large value to its place. Copying takes long, so a worker thread does it, without the GIL."""
         cdef bytes value
         cdef RecordsBuffer buffer
         cdef Py_ssize_t at
@@ -456,7 +457,7 @@ cdef class Batch:
         unlock(&self.mutex)
 
     def take_reserved(self):
-        """Return the number of bytes to give back once the batch has ended; 0 from the second call on."""
+        """Return the number of bytes to give back once the batch has ended. Further calls return 0."""
         cdef int64_t reserved = self.reserved
         self.reserved = 0
         return reserved
@@ -484,7 +485,8 @@ cdef class Batch:
             release_views(views, &key_view, &value_view)
 
     def delivery(self, int index=0, timestamp=None):
-        """Return a new delivery of the record at `index`. The default timestamp is that of the first record."""
+        """Return a new delivery of the record at `index`. By default, its timestamp is that of the batch's first
+        record."""
         return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
 
     def another(self, Delivery delivery):
@@ -494,7 +496,7 @@ cdef class Batch:
         return second
 
     def count_unretrieved(self, int count):
-        """Count records whose results were dropped before they were retrieved."""
+        """Count records whose deliveries were dropped before their results were retrieved."""
         add_to(&self.unretrieved, count)
 
     def mark_retrieved(self, int index):
@@ -504,7 +506,7 @@ cdef class Batch:
 
     @property
     def unretrieved_errors(self):
-        """The errors of single records that were not retrieved."""
+        """The errors of single records that no caller has retrieved."""
         return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.retrieved or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
@@ -599,7 +601,8 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # Only the number of dropped deliveries is known, not their records, so it is an upper limit for each part.
+            # Only the number of dropped deliveries is known, not which ones, so this number is an upper limit for
+            # each part.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
@@ -647,7 +650,7 @@ cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
             at = get_varint(at + 1, &delta)      # after the attributes
             at = get_varint(at, &number)
             body = 1 + varint_size(delta) + varint_size(count) + (after - at)
-            # Offset deltas only get smaller, so the records fit into as many bytes as before.
+            # Offset deltas only get smaller, so the records need no more bytes than before.
             to = put_varint(to, body)
             to[0] = 0
             to = put_varint(to + 1, delta)
@@ -663,7 +666,7 @@ cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
 
 
 cdef inline int note_end(Batch batch) except -1:
-    """Let every thread see that the batch has its result, or its parts."""
+    """Let every thread see that the batch has its result or was replaced with its parts."""
     batch.state = _DONE
     set_flag(&batch.ended, True)
     return 0
@@ -685,7 +688,8 @@ cdef int resolve(Batch batch) except -1:
     batch.waiters = None
     if waiters is None:
         return 0
-    # Deliveries complete in the order of their appends, and they are nearly always awaited in that order.
+    # Deliveries complete in the order in which their records were appended, and they are nearly always awaited in
+    # that order.
     for delivery in waiters:
         if delivery.index < last:
             waiters.sort(key=_index_of)
@@ -811,7 +815,7 @@ cdef class Delivery:
 
     @property
     def _cancel_message(self):
-        """The `msg` of cancel(): asyncio.gather reads it, and anyio recognizes its own cancellations by it."""
+        """The `msg` argument of cancel(): asyncio.gather reads it, and anyio recognizes its own cancellations by it."""
         return self.callbacks if self.state == CANCELLED else None
 
     @property
@@ -841,7 +845,7 @@ cdef class Delivery:
             return False
         self.state = CANCELLED
         schedule_callbacks(self)
-        self.callbacks = msg       # the field of the callbacks is free from now on
+        self.callbacks = msg       # the field no longer contains callbacks
         return True
 
     def result(self):
@@ -890,7 +894,7 @@ cdef class Delivery:
             return 0
         all = self.callbacks if type(self.callbacks) is list else [self.callbacks]
         kept = [entry for entry in all if entry[0] != callback]
-        self.callbacks = kept      # an empty list means that the delivery is still among the batch's waiters
+        self.callbacks = kept      # if the list is empty, the delivery is still one of the batch's waiters
         return len(all) - len(kept)
 
     def _make_cancelled_error(self):
@@ -917,8 +921,7 @@ cdef class Delivery:
 
 
 cdef int send_to_delivery(PyObject* itself, PyObject* value, PyObject** result) except -1:
-    """Implement the am_send slot, which `await` calls instead of __next__. It avoids a StopIteration for each
-    result."""
+    """Implement the am_send slot, which `await` calls instead of __next__, to avoid a StopIteration for each result."""
     cdef Delivery self = <Delivery>itself
     cdef object answer
     result[0] = NULL
@@ -966,7 +969,7 @@ cdef inline bint has_ended(Delivery delivery) except -1:
 
 
 cdef bint ended_early(Delivery delivery) except -1:
-    """Return whether the delivery's record ended before its batch, possibly before the delivery was created."""
+    """Return whether the record ended before its batch, which may have been before the delivery was created."""
     cdef int index
     cdef Batch batch = batch_of(delivery, &index)
     return batch.ended_early is not None and index in batch.ended_early
@@ -1067,13 +1070,13 @@ cdef class PartitionQueue:
     cdef public Batch tail
     """The open batch at the end of `batches`, or None."""
     cdef public list in_flight
-    """Batches that were written but not answered, in the order of their writes."""
+    """Batches that were written but not answered, in the order in which they were written."""
     cdef public double retry_at
-    """The loop time before which nothing is sent again after an error; 0 without an error."""
+    """The loop time before which nothing is sent after an error; 0 if there was no error."""
     cdef public object sequence
     """The idempotence.PartitionSequence; None until it is needed."""
     cdef public int size_hint
-    """The size of the last batch in bytes; the next batch first reserves as much."""
+    """The number of bytes that the next batch first reserves: the size of the last batch."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
 
@@ -1090,7 +1093,7 @@ cdef class PartitionQueue:
 
 
 cdef class Topic:
-    """The part of a topic that the record's path needs."""
+    """The state of a topic that the record path needs."""
 
     cdef readonly str name
     cdef readonly list queues
@@ -1156,7 +1159,7 @@ cdef class RecordPath:
     cdef bint is_running
     cdef bint was_closed
     cdef public object _tracer     # see observe/tracing.py; None if there is no tracer
-    cdef bint is_compiled          # send() may append at once: murmur2 partitioner, no shared transaction
+    cdef bint is_compiled          # send() may append at once: the partitioner is murmur2, and no transaction is shared
     cdef bint runs_user_code       # the user has serializers or interceptors
     cdef UserSerializer of_value
     cdef UserSerializer of_key
@@ -1184,7 +1187,7 @@ cdef class RecordPath:
         self.is_running = True
 
     def _run_user_code(self, UserSerializer of_value, UserSerializer of_key, interceptors, metadata):
-        """Set the serializers and the interceptors; each may be None. `metadata` has the cluster id. Called by
+        """Set the serializers and the interceptors; each may be None. `metadata` provides the cluster id. Called by
         start()."""
         self.of_value = of_value
         self.of_key = of_key
@@ -1212,7 +1215,7 @@ cdef class RecordPath:
         self._check_usable()
 
     def _check_place(self):
-        """Raise an error in any process or loop other than that of start()."""
+        """Raise an error unless this is the process and the loop in which start() was called."""
         if self.loop is None:
             return
         if self.generation != _generation:
@@ -1267,7 +1270,7 @@ cdef class RecordPath:
 
     async def send_and_wait(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                             timeout=None, key_serializer=None, value_serializer=None):
-        """Send a record and wait for its acknowledgement. Its batch does not linger.
+        """Send a record and wait for its acknowledgement. The record's batch does not linger.
 
         Takes the arguments of `send`.
 
@@ -1275,7 +1278,7 @@ cdef class RecordPath:
             DeliveryError: the record failed; `outcome` says whether it may be in the log.
             Others: see `send`.
 
-        If it is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
+        If the call is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
         """
         cdef Delivery delivery = None
         if self._tracer is not None:
@@ -1313,7 +1316,7 @@ cdef class RecordPath:
 
     async def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
                            value_serializer):
-        """Send a record that has a span, which ends with the record's result."""
+        """Send a record with a tracing span, which ends when the record has its result."""
         try:
             sent = send_now(
                 self, topic, value, key, partition, timestamp_ms, span.headers, timeout, key_serializer,
@@ -1348,7 +1351,7 @@ cdef class RecordPath:
         """Note that a record was rejected with an error. Producer overrides this to count the record."""
 
     def _serialization(self, UserSerializer of_value, UserSerializer of_key, str topic, value, key, headers):
-        """Return a new Serialization, for a record that could not be appended at once."""
+        """Return a new Serialization for a record that could not be appended immediately."""
         return new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
 
     def _serializer_for(self, topic, serializer, field):
@@ -1364,7 +1367,8 @@ cdef class RecordPath:
     def _append_rows(self, Topic topic, Rows rows, list refusals, bint is_first_waiter):
         """Append rows of send_many. Return ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
 
-        `refusals`, if not None: for each partition, None if this producer may write to it, or the error of its rows.
+        `refusals`, unless it is None, contains an item for each partition: None if this producer may write to it,
+        otherwise the error for its rows.
         `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait for the others.
         """
         return append_rows(self, topic, rows, refusals, is_first_waiter)
@@ -1419,7 +1423,7 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
             topic, value, key, partition, timestamp_ms, headers, _ = record
         if of_value is None and of_key is None:
             delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
-        elif find(self, topic, partition) is not None:    # nothing is serialized for a topic that is not known
+        elif find(self, topic, partition) is not None:    # nothing is serialized while the topic is unknown
             serialization = new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
             if run_serializers(serialization):
                 delivery = append_to_known(
@@ -1455,7 +1459,8 @@ cdef inline int check_may_append(RecordPath self) except -1:
 
 
 cdef inline Topic find(RecordPath self, topic_name, partition):
-    """Return a topic with this partition, or None if it is not known or the arguments need a check."""
+    """Return the topic if it is known and has this partition. Return None otherwise, or if the arguments must be
+    checked first."""
     cdef PyObject* found
     if type(topic_name) is not str:
         return None
@@ -1510,7 +1515,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
                            % <uint32_t>PyList_GET_SIZE(topic.queues))
         else:
             number = sticky(self, topic, most)
-    if number >= PyList_GET_SIZE(topic.queues):    # the topic was re-created while the record waited
+    if number >= PyList_GET_SIZE(topic.queues):    # the topic was re-created with fewer partitions
         raise UnknownPartitionError(
             f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now; partition {number} does not exist",
             topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
@@ -1524,7 +1529,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
             return None
         if self.accumulator.compressor.turn_is_full:
             self.burst = YIELD_AFTER
-        batch = queue.tail         # the garbage collector or a signal handler may have appended to it: look again
+        batch = queue.tail         # check again: the garbage collector or a signal handler may have appended to it
     write_record(batch, record, headers)
     if late_value is not None:     # the batch contains only this record
         batch.late_value = late_value
@@ -1537,7 +1542,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
 
 cdef int read_record(Record* record, value, key, timestamp_ms, headers, Py_buffer* key_view,
                      Py_buffer* value_view) except -1:
-    """Check the user's arguments. Return the views that must be released (1: value, 2: key)."""
+    """Check the user's arguments. Return flags for the views that must be released (1: value, 2: key)."""
     cdef int views = 0
     record.timestamp = now_ms() if timestamp_ms is None else checked_timestamp(timestamp_ms)
     record.headers_size = 1 if headers is None else size_of_headers(headers)
@@ -1654,7 +1659,7 @@ cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
 
     The switch to the next partition waits until the batch is full or the partition has received twice as many bytes, so
     as not to leave a partial batch behind. If the last batch was sent before it was full (linger, flush), 16 KiB are
-    enough, because the switch then makes no batch smaller. The caller counts the bytes once the record is in its batch.
+    enough, because no partial batch would be left behind. The caller counts the bytes once the record is in its batch.
     """
     cdef Batch tail
     if topic.sticky_partition >= 0:

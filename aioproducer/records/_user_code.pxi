@@ -1,6 +1,6 @@
 # The user's serializers and interceptors on a record's path. Part of _record_path.pyx, which includes this file.
 #
-#     UserSerializer         one serializer and the way to call it, which serializers.py decides
+#     UserSerializer         one serializer and the way to call it, as determined by serializers.py
 #     SerializationContext   the second argument of a serializer
 #     Serialization          the serializers of one record: the value's, then the key's
 #     Waiting                an async serializer's result that must still be awaited
@@ -76,7 +76,7 @@ cdef class UserSerializer:
         raise NotImplementedError
 
     def checked(self, topic, result):
-        """Return an awaited result if it can be sent. Otherwise raise SerializationError."""
+        """Return the awaited result if it can be sent. Otherwise raise SerializationError."""
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ cdef class Serialization:
     """The result that must be awaited before the next call of `run`; None if there is none."""
     cdef object given_headers
     cdef SerializationContext context
-    """The last context that was passed to a serializer; None if there is none."""
+    """The context that was last passed to a serializer; None if there is none."""
     cdef object metadata
     cdef int left
     """The number of steps left: 2 before the value is serialized, 1 before the key is, 0 afterwards."""
@@ -109,7 +109,7 @@ cdef class Serialization:
         return run_serializers(self)
 
     def resume(self, result):
-        """Take the awaited result of the serializer that was `waiting`."""
+        """Accept the awaited result of the serializer that was `waiting`."""
         self.waiting = None
         self.keep(self.next_serializer().checked(self.topic, result))
 

@@ -1,4 +1,4 @@
-"""Keeps the batches that wait to be sent, one deque per partition, and the memory that they occupy.
+"""Keeps the batches that wait to be sent, in one deque per partition, and accounts for the memory that they occupy.
 
 The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
 drains the batches. This module does not touch sockets. Nothing interleaves between two awaits. Callers that wait for
@@ -38,10 +38,11 @@ NO_NODE = NO_LEADER
 SMALLEST_BATCH = 1024
 """The number of bytes that a batch reserves first, unless its predecessor in the partition used more."""
 PAUSE_OF_WEIGHING = 20e-6
-"""Seconds per partition between two measurements of a topic's load; one measurement takes a twentieth of that."""
+"""The pause between two measurements of a topic's load, in seconds per partition; one measurement takes a twentieth
+of that."""
 
 MOST_REBUILDS = 3
-"""The maximum number of times that a thread compresses a batch again because some of its records timed out."""
+"""The maximum number of times that a batch is compressed again in a thread because some of its records timed out."""
 
 
 class Accumulator:
@@ -68,7 +69,7 @@ class Accumulator:
             core.metrics.buffer_wait,
         )
         self._closed = False
-        # every partition of every topic that was ever written to, because sequence numbers outlive metadata
+        # every partition of every topic ever written to, because sequence numbers must outlive the metadata
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._applied_info: dict[str, TopicInfo] = {}
         """The metadata by which each topic's queues were last assigned to leaders; the same object until the topic
@@ -87,7 +88,7 @@ class Accumulator:
         self._abandoned: set[ProducerBatch] = set()
         """Batches that were sent and have no live record left; they are not sent again."""
         self._flushing = 0
-        # the choice of partitions for records without a key
+        # for choosing the partitions of records without a key
         self._available: dict[str, list[int]] = {}
         self._weighed: dict[str, float] = {}
         """The loop time until which the measured load of a topic is used."""
@@ -98,7 +99,7 @@ class Accumulator:
     # ------------------------------------------------------------------------------------------ the user's task
 
     def open_topic(self, info: TopicInfo) -> Topic:
-        """Return the topic for the record's path, with a queue for each partition in the metadata."""
+        """Return the topic as the record path needs it, with a queue for each partition in the metadata."""
         topic = self.topics.get(info.name)
         if topic is None:
             sticky = UniformSticky(self._config.batch_size, self._random, self._config.partitioner_adaptive)
@@ -118,7 +119,7 @@ class Accumulator:
         if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
             self._close(
                 tail
-            )  # full; the memory that it reserved and did not use may be enough for the new batch
+            )  # the batch is full; the unused part of its memory may be enough for the new batch
             self._make_ready(queue)
             self._wake.set()
             tail = None
@@ -163,7 +164,8 @@ class Accumulator:
         return batch
 
     def hurry(self, batch: ProducerBatch) -> None:
-        """Make the sender's next pass send an open batch whose delivery is awaited. Its `is_due` is already set."""
+        """Make the sender's next pass send an open batch whose delivery is awaited. The caller has already set
+        `is_due`."""
         if batch.state is BatchState.OPEN:
             self._make_ready(batch.queue)
             self._wake.set()
@@ -214,7 +216,7 @@ class Accumulator:
                 self._leaders.forget(name)
         for queue in self._filled:
             if queue.topic in self.topics:
-                continue  # already assigned with its topic
+                continue  # its leader was already set above
             partition = cluster.partition(queue.topic, queue.partition)
             self._set_leader(queue, NO_NODE if partition is None else partition.leader)
         self._leaders.log_changes()
@@ -224,7 +226,7 @@ class Accumulator:
             self._make_ready(queue)
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
-        """Return the nodes that have a due batch (NO_NODE: the leader is unknown), and the loop time of the next
+        """Return the nodes that have a due batch (NO_NODE if its leader is unknown), and the loop time of the next
         check."""
         times = []
         if self._config.linger > 0:
@@ -272,13 +274,13 @@ class Accumulator:
         if batch.state is BatchState.OPEN:
             self._close(batch)
         if batch.withdrawn and len(batch.withdrawn) != len(batch.left_out) and not batch.is_being_compressed:
-            self._drop_withdrawn(batch)  # may pass it to a thread
+            self._drop_withdrawn(batch)  # this may pass the batch to a thread
         return None if batch.is_being_compressed else batch
 
     def take(self, queue: PartitionQueue) -> bool:
         """Remove the first batch of a partition, to be sent now. Return whether the batch behind it is also due.
 
-        The partition moves behind the others of its node.
+        If so, the partition is moved behind the others of its node.
         """
         group = self._ready[queue.node_id]
         queue.batches.popleft()
@@ -308,7 +310,7 @@ class Accumulator:
             self.compressor.compress_if_quick(batch)
 
     def end_record(self, delivery: Delivery, error: BaseException) -> None:
-        """End one record of a batch that was sent. A batch without live records is not sent again."""
+        """End one record of a batch that was sent. If it was the last live record, the batch is not sent again."""
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, False)
         self._abandon_if_empty(batch)
@@ -326,7 +328,7 @@ class Accumulator:
     def end_records(self, batch: ProducerBatch, first: int, end: int, error: BaseException) -> int:
         """End the records of a batch from index `first` up to, but not including, `end`, unless they have ended before.
 
-        They are withdrawn if the batch was never sent. Returns the number of records that this call ended.
+        The records are withdrawn if the batch was never sent. Returns the number of records that this call ended.
         """
         withdraw = batch.may_withdraw
         count = batch.end_records(first, end, error, withdraw)
@@ -346,10 +348,10 @@ class Accumulator:
             self.forget(batch)
             batch.succeed(-1, -1, -1)  # each record has its own error
             self.release(batch)
-            self._wake.set()  # for the batches behind it
+            self._wake.set()  # the batches behind it may be due now
 
     def requeue(self, batch: ProducerBatch, retry_at: float) -> None:
-        """Put a batch back in its place in the queue. It is not sent again before `retry_at`."""
+        """Put a batch back in its place in the queue. The batch is not sent again before `retry_at`."""
         queue = batch.queue
         place = 0
         while place < len(queue.batches) and queue.batches[place].order < batch.order:
@@ -398,12 +400,12 @@ class Accumulator:
                 self._make_ready(queue)
 
     def touch(self, queue: PartitionQueue) -> None:
-        """Mark a partition as ready after a response, if its next batch is due."""
+        """Mark a partition as ready if its next batch is due. Call this after a response."""
         if queue.batches and self._is_due(queue):
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Return the memory of a batch that has ended, and serve waiting callers. Does not itself wake the sender."""
+        """Return the memory of a batch that has ended, and serve waiting callers. The sender is not woken for it."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())
@@ -419,12 +421,12 @@ class Accumulator:
         return [other for other in others if other.order > batch.order]
 
     def postpone(self, batch: ProducerBatch, deadline: float) -> None:
-        """Set a new deadline for a batch. It must be later than that of any other batch."""
+        """Set a new deadline for a batch. The new deadline must be later than that of any other batch."""
         batch.deadline = deadline
         self.incomplete.move_to_end(batch)
 
     def forget(self, batch: ProducerBatch) -> None:
-        """Remove a batch that will not be sent from its queue."""
+        """Remove a batch from its queue, because it will not be sent."""
         queue = batch.queue
         if batch is queue.tail:
             queue.tail = None
@@ -491,9 +493,9 @@ class Accumulator:
     def _is_due(self, queue: PartitionQueue) -> bool:
         """Return whether the first batch need not wait for more records.
 
-        This is so if the batch is closed (full, built by the user, or sent before) or marked as due (`is_due`), or if
-        all batches are due because a caller waits for memory, flush() or close(). An event that makes a batch due also
-        calls _make_ready(), or wakes the sender, which calls it in ready().
+        The batch is due if it is closed (full, built by the user, or sent before) or marked as due (`is_due`), or if
+        all batches are due because a caller waits for memory, flush() or close(). An event that makes a batch due
+        also calls _make_ready(), or wakes the sender, which calls it in ready().
         """
         first = queue.batches[0]
         return first.state is BatchState.CLOSED or first.is_due or self._everything_is_due()
@@ -543,7 +545,7 @@ class Accumulator:
         return sticky.current(available)
 
     def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
-        """Count rejected records whose errors no caller has retrieved. May be called from any thread."""
+        """Count rejected records whose errors no caller has retrieved. Can be called from any thread."""
         for error in errors:
             self.unretrieved.add(topic, error, 1)
 

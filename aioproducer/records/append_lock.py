@@ -1,13 +1,13 @@
 """The accumulator's lock: decides whose record is appended next while the buffer memory is used up.
 
-If no caller waits and there is room, the compiled path appends at once. It need not acquire a lock, because nothing
-interleaves between two awaits; it only reads the number of waiting callers. Otherwise callers wait, first come, first
-served, until memory is returned.
+If no caller waits and there is room, the compiled path appends at once. The compiled path need not acquire a lock,
+because nothing interleaves between two awaits; it only reads the number of waiting callers. Otherwise callers wait,
+first come, first served, until memory is returned.
 
 An asyncio.Lock would be too slow, because it wakes one caller at a time. Each caller would append its record and wait
-again with its next one before the last caller had its turn. A buffer that was full once would then accept one record
-per turn of the loop: 1,000 tasks reached 13,000 records/s with 1.2 records per request. This lock serves as many
-callers as the returned memory suffices for; the same tasks reach 46,000 records/s, with 150 records per request."""
+again with its next one before the last caller had its turn. Once the buffer was full, it would accept one record per
+turn of the loop: 1,000 tasks reached 13,000 records/s, with 1.2 records per request. This lock serves all callers for
+which the returned memory suffices; the same tasks reach 46,000 records/s, with 150 records per request."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class AppendLock:
         self._closed = False
 
     def locked(self) -> bool:
-        """Return whether callers wait. If so, no other record may be appended before theirs.
+        """Return whether any callers wait. If so, no other record may be appended before theirs.
 
         The compiled path reads `BufferMemory.waiters`, the number of these callers, instead.
         """
         return bool(self._waiting)
 
     async def append(self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms") -> T:
-        """Call `append` until it finds memory, after the callers that already wait.
+        """Wait behind the callers that already wait, then call `append` until it finds memory.
 
         Args:
             append: a function that returns None as long as there is no memory.
@@ -100,7 +100,7 @@ class AppendLock:
     def release(self) -> None:
         """Append the records of waiting callers, in order and in this turn of the loop, as long as there is memory.
 
-        Must be called whenever memory was returned.
+        Call this whenever memory has been returned.
         """
         if self._is_serving:
             return
@@ -128,7 +128,7 @@ class AppendLock:
             appended = append()
         except Exception as error:
             waiter.set_exception(error)
-            waiter.exception()  # marks it as retrieved, since the caller may be gone
+            waiter.exception()  # marks the exception as retrieved, since the caller may be gone
             return True
         if appended is None:
             return False

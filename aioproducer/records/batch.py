@@ -32,7 +32,7 @@ _SUMMED = struct.Struct(
 _NO_PRODUCER = (-1, -1, -1)
 _TRANSACTIONAL = 0x10
 NAMED = 0
-"""Used in place of a topic id if the topic was addressed by name."""
+"""The value used in place of a topic id if the topic was addressed by name."""
 NO_TOPICS: frozenset[int] = frozenset()
 NO_REFUSALS: Mapping[int, int] = MappingProxyType({})
 
@@ -79,8 +79,8 @@ class ProducerBatch(Batch):
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
         self.order = order
-        """The position among all batches of the partition: the number that the batch got when it was opened, and the
-        index of its first record if it is part of a batch that was split (otherwise 0)."""
+        """The position among all batches of the partition: the number given to the batch when it was opened, and the
+        index of its first record in the batch that was split (0 if it is not part of one)."""
         self.created = created
         self.deadline = deadline
         self.keeps_records = False
@@ -93,7 +93,7 @@ class ProducerBatch(Batch):
         self.rebuilds = 0
         """The number of times that the batch was rebuilt without withdrawn records."""
         self.is_being_compressed = False
-        """True while the batch waits for a thread to copy its large value or to compress it."""
+        """True while the batch waits for a thread to copy its large value or to compress its records."""
         # set when the batch is numbered; from then on the numbers identify its bytes
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
@@ -108,13 +108,14 @@ class ProducerBatch(Batch):
         self.refusals: Mapping[int, int] = NO_REFUSALS
         """The number of error responses to this batch, by error code."""
         self.moments: tuple[Moment, ...] = ()
-        """Events that occurred while the batch was in flight. They end the batch unless the attempt succeeds."""
+        """Events that occurred while the batch was in flight. These events end the batch unless the attempt
+        succeeds."""
         self.last_error: BaseException | None = None
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
         self.is_counted = False
-        """True from just before the records are counted by outcome, so that metrics() in another thread does not also
-        count them as buffered."""
+        """True from the moment before the records are counted by outcome, so that metrics() in another thread does
+        not count them as buffered as well."""
         self.note_unretrieved = note_unretrieved
 
     def enter(
@@ -125,7 +126,7 @@ class ProducerBatch(Batch):
         deadline: float,
         note_unretrieved: Callable[[ProducerBatch], None],
     ) -> None:
-        """Assign a place in a queue to a batch that the user built."""
+        """Give a batch that the user built its place in a queue."""
         self.queue = queue
         self.order = order
         self.created = created
@@ -145,7 +146,7 @@ class ProducerBatch(Batch):
         self.wire_size = HEADER_SIZE + len(payload)
 
     def use_compressed(self, codec: Codec, payload: bytes | memoryview) -> None:
-        """Send `payload` in place of the records if it is smaller."""
+        """Replace the encoded records with the compressed `payload` if it is smaller."""
         if self.state is not BatchState.DONE and len(payload) < len(self.payload):
             self._carry(payload, codec)
 
@@ -167,7 +168,8 @@ class ProducerBatch(Batch):
         return is_new and not self.keeps_records and self.state is not BatchState.DONE
 
     def drop_withdrawn(self) -> None:
-        """Leave out withdrawn records, before the first attempt. The payload is uncompressed afterwards."""
+        """Leave out withdrawn records; allowed only before the first attempt. The payload is uncompressed
+        afterwards."""
         self.rebuilds += 1
         self.leave_out_withdrawn()
         self._carry(self.records, Codec.NONE)
@@ -210,10 +212,10 @@ class ProducerBatch(Batch):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome if the batch failed now: UNKNOWN if an attempt may have reached a log, otherwise NOT_PERSISTED.
+        """The outcome that the records would have if the batch failed now: UNKNOWN if an attempt may have reached a
+        log, otherwise NOT_PERSISTED.
 
-        The errors of the batch have this outcome. An attempt in flight counts only after it is noted in
-        `maybe_persisted`.
+        The batch's errors report this outcome. An attempt in flight counts only after it is noted in `maybe_persisted`.
         """
         return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
 
@@ -234,7 +236,8 @@ class ProducerBatch(Batch):
         self.number(None, -1)
 
     def number(self, identity: ProducerIdentity | None, first_sequence: int) -> None:
-        """Set the producer id, epoch and sequence. They may change only while the records cannot be in a log."""
+        """Set the producer id, epoch and sequence. These numbers may change only while the records cannot be in a
+        log."""
         assert not self.maybe_persisted
         self.identity = identity
         self.first_sequence = first_sequence
@@ -247,14 +250,14 @@ class ProducerBatch(Batch):
         if not self.segments:
             identity, first = self.identity, self.first_sequence
             numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)
-            # The transactional bit depends on the identity alone. A batch with the bit but without a producer id, or
-            # the reverse, would be appended outside any transaction, without an error.
+            # The transactional bit depends on the identity alone. A batch with only the bit or only the producer id
+            # would be appended outside any transaction, without an error.
             is_transactional = identity is not None and identity.is_transactional
             self.segments = (self._header(*numbers, is_transactional), self.payload)
         return self.segments
 
     def is_intact(self) -> bool:
-        """Return whether the bytes that were sent still match the checksum in their header."""
+        """Return whether the bytes that were sent still match the checksum in the header."""
         if not self.segments:
             return True
         header, payload = self.segments
@@ -301,7 +304,7 @@ class ProducerBatch(Batch):
         """End the batch without an error of its own: the records are in the log or, with acks=0, were written to the
         connection.
 
-        Records that have errors of their own fail with those errors. This may apply to all records of the batch.
+        Records that have errors of their own, possibly all records of the batch, fail with those errors.
         """
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)
@@ -403,7 +406,7 @@ class BatchBuilder:
             key, value = self._serialize(key, value)
         size = self._batch.size
         if not self._batch.try_append(value, key, timestamp, headers or None):
-            self._is_closed = True  # otherwise a smaller record could overtake the one that did not fit
+            self._is_closed = True  # otherwise, a smaller record could overtake this one
             return None
         if self.rows is not None:
             self.rows.append((given_value, given_key, self._batch.last_timestamp, headers))
@@ -433,7 +436,7 @@ class BatchBuilder:
         Raises:
             InvalidRecordError, SerializationError: as for `append`.
             RecordTooLargeError: the records exceed the limit.
-            IllegalStateError: the batch was sent before.
+            IllegalStateError: the batch has already been sent.
         """
         self._check_is_unsent()
         batch = self._make_batch(limit)
@@ -449,7 +452,7 @@ class BatchBuilder:
         self._batch = batch
 
     def take(self) -> ProducerBatch:
-        """Return the batch to be sent. It may be called again until the batch has entered a queue."""
+        """Return the batch to be sent. take() may be called again until the batch has entered a queue."""
         self._check_is_unsent()
         batch = self._batch
         if batch.record_count == 0:
@@ -457,7 +460,7 @@ class BatchBuilder:
         self._is_closed = True
         if batch.state is BatchState.OPEN:
             batch.close()
-            batch.reserved = batch.size - HEADER_SIZE  # the memory that it will need; nothing is reserved yet
+            batch.reserved = batch.size - HEADER_SIZE  # the size to reserve; nothing is reserved yet
         return batch
 
     def _check_is_unsent(self) -> None:
@@ -475,4 +478,4 @@ class BatchRecordMetadata(NamedTuple):
 
 
 def nobody(batch: ProducerBatch) -> None:
-    """Ignore errors that no caller has retrieved."""
+    """Do nothing: the default for batches whose unretrieved errors are not reported."""

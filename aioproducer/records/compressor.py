@@ -2,8 +2,8 @@
 
 Passing a batch to a thread and back costs more than compressing 8 KiB, and a compressing thread competes with a busy
 loop for the GIL. Therefore one job in a thread compresses all waiting batches, one after the other. With one or two
-processors, a thread would not get a processor of its own, so quick batches are compressed in the loop, for up to about
-a millisecond per turn.
+processors, a thread would not get a processor of its own, so batches that compress quickly are compressed in the
+loop, for up to about a millisecond per turn.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_IN_LOOP = 0.5
 MOST_IN_TURN = 1.0
 """The maximum time in milliseconds for compressing batches in one turn of the loop."""
 TELL_AFTER = 1.0
-"""The time in milliseconds after which a thread returns its finished batches even if more are waiting. By then, they
-are enough for a large request."""
+"""The time in milliseconds after which a thread returns its finished batches, even if more are waiting. By then, the
+finished batches fill a large request."""
 
 
 class BatchCompressor:
@@ -56,7 +56,7 @@ class BatchCompressor:
             config: the settings.
             loop: the producer's event loop.
             on_compressed: called for each batch that a thread has compressed.
-            processors: the number of processors for this process; None to ask the system.
+            processors: the number of processors that this process may use; None to ask the system.
             executor: the executor that does the work; None for a new one.
             gives_way: whether the threads of a new executor have a lower priority than the loop's thread.
         """
@@ -79,7 +79,7 @@ class BatchCompressor:
         self._in_this_turn = 0
         """Bytes of batches that were compressed in this turn of the loop."""
         self.turn_is_full = False
-        """Whether this turn of the loop has compressed as much as one turn may."""
+        """True once this turn of the loop has compressed as much as one turn may."""
         # shared with the threads, which take from `_waiting` and append to `_done`
         self._tell_after = int(TELL_AFTER * pace)
         self._waiting: deque[tuple[ProducerBatch, Payload]] = deque()
@@ -87,7 +87,7 @@ class BatchCompressor:
         self._jobs: set[asyncio.Future[None]] = set()
 
     def compress(self, batch: ProducerBatch) -> None:
-        """Complete and compress a closed batch, now or in a thread. It must not be sent while it
+        """Complete and compress a closed batch, now or in a thread. The batch must not be sent while it
         `is_being_compressed`."""
         if not self.compress_if_quick(batch):
             batch.is_being_compressed = True
@@ -110,8 +110,8 @@ class BatchCompressor:
         return True
 
     async def close(self) -> None:
-        """Stop the threads. A codec cannot be interrupted: a thread that needs longer than LAST_WAIT ends after its
-        batch, or with the process."""
+        """Stop the threads. A codec cannot be interrupted, so a thread that needs longer than LAST_WAIT ends after
+        its batch or with the process."""
         self._waiting.clear()
         self.executor.shutdown(wait=False, cancel_futures=True)
         if self._jobs:
@@ -141,7 +141,7 @@ class BatchCompressor:
             try:
                 batch, payload = self._waiting.popleft()
             except IndexError:
-                return  # another thread took it
+                return  # another thread took the last batch
             self._done.append((batch, self._completed_records(batch, payload)))
             untold += len(payload)
             if untold >= self._tell_after and self._waiting:
@@ -179,7 +179,8 @@ class BatchCompressor:
     # ------------------------------------------------------------------------------------------- loop or thread
 
     def _completed_records(self, batch: ProducerBatch, payload: Payload) -> Payload | Exception:
-        """Return the complete, compressed records. May run in a thread while the loop ends the batch."""
+        """Complete and compress the records, and return them or the error. May run in a thread while the loop ends
+        the batch."""
         try:
             batch.complete_records()
             return payload if self._codec is Codec.NONE else self._compress(payload)
@@ -191,9 +192,9 @@ class BatchCompressor:
         if not isinstance(payload, Exception):
             batch.use_compressed(self._codec, payload)
         elif batch.state is not BatchState.DONE:
-            # The records themselves are fine and are sent uncompressed.
+            # The records themselves are intact and are sent uncompressed.
             self._log.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
-            batch.complete_records()  # in case the thread has not done it
+            batch.complete_records()  # in case the thread failed before it did this
 
 
 def processor_count() -> int:
@@ -209,5 +210,5 @@ def _give_way_to_the_loop() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(
             OSError
-        ):  # a sandbox may forbid it; the threads then run with normal priority
+        ):  # a sandbox may forbid this; the threads then run with normal priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

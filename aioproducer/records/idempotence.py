@@ -1,4 +1,5 @@
-"""Keeps the producer id, its epoch, and the sequence numbers of each partition. It makes decisions but sends nothing.
+"""Keeps the producer id, its epoch, and the sequence numbers of each partition. This module makes decisions but sends
+nothing.
 
 (producer id, epoch, topic id, partition, first sequence) permanently names one byte string. A broker that knows the
 name answers "success" without looking at the bytes: a name used twice is a silent loss."""
@@ -30,8 +31,8 @@ def sequence_after(sequence: int, count: int) -> int:
 class PartitionSequence:
     """The sequence state of one partition.
 
-    It is kept until the producer closes, even while the topic is missing from the metadata. If the topic is re-created,
-    the state of the former topic is kept as long as its epoch is in use."""
+    The state is kept until the producer closes, even while the topic is missing from the metadata. If the topic is
+    re-created, the state of the former topic is kept as long as its epoch is in use."""
 
     __slots__ = ("confirmed_on", "has_gap", "identity", "next_sequence", "topic_id")
 
@@ -60,7 +61,7 @@ class Idempotence:
         self.identity: ProducerIdentity | None = None
         """The identity for new batches; changed only by `use`."""
         self.needs_identity = enabled
-        """True while no batch can be numbered because a broker must first provide a producer id."""
+        """True while no batch can be numbered, because a broker must first provide a producer id."""
         self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
         self._replaced: set[tuple[UUID, int]] = set()
         """The keys of partitions whose topic was re-created with another id. Outdated metadata may still contain the
@@ -76,8 +77,9 @@ class Idempotence:
     ) -> PartitionSequence:
         """Return the state of a partition of the topic with this id. The id is zero if the cluster has no topic ids.
 
-        A topic that was re-created under the same name has another id and starts with new state. A topic whose id
-        becomes known only now keeps its state: starting again at 0 under the same epoch would use a name twice.
+        A topic that was re-created under the same name has another id and starts with new state. A topic whose id has
+        only just become known keeps its state: restarting at 0 under the same epoch would reuse sequence numbers, and
+        the broker could drop new records as duplicates.
         """
         if not topic_id.int:
             return known if known is not None else PartitionSequence(topic_id)
@@ -115,7 +117,7 @@ class Idempotence:
         return most if sequence.confirmed_on == (current, leader) else 1
 
     def begin(self, sequence: PartitionSequence) -> None:
-        """Start a new epoch if there is a gap. Called before numbering, while no batch of the partition is in
+        """Start a new epoch if there is a gap. Call this before numbering, while no batch of the partition is in
         flight."""
         if sequence.has_gap and sequence.identity == self.identity:
             self.bump()
@@ -123,14 +125,15 @@ class Idempotence:
             sequence.adopt(self.identity)
 
     def bump(self) -> None:
-        """Raise the epoch by one, without asking a broker (KIP-360). After the last epoch a new id is needed."""
+        """Raise the epoch by one, without asking a broker (KIP-360). After the last possible epoch, a new producer id
+        is needed."""
         assert self.identity is not None
         assert not self.identity.is_transactional
         producer_id, epoch, _ = self.identity
         self.use(ProducerIdentity(producer_id, epoch + 1) if epoch < LAST_EPOCH else None)
 
     def discard(self, identity: ProducerIdentity) -> None:
-        """Stop using a producer id that another producer also uses; a broker provides the next one."""
+        """Stop using a producer id that another producer also uses; a broker must provide another one."""
         assert not identity.is_transactional
         if self.identity is not None and self.identity.producer_id == identity.producer_id:
             self.use(None)

@@ -1,4 +1,5 @@
-"""Calls the user's interceptors for each record: before anything else happens to it, and once with its result.
+"""Calls the user's interceptors for each record, first before anything else is done with it, and once more with its
+result.
 
 An interceptor that raises an exception is logged and skipped, as in Kafka's ProducerInterceptors."""
 
@@ -17,13 +18,13 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_nam
 class Interceptor(Protocol):
     """An item of `Producer(interceptors=[...])`. An object needs only one of the two methods.
 
-    Both methods run in the producer's event loop and must not block. They cannot be async. If on_send
-    returns `record._replace(context=...)`, on_acknowledgement can recognize the record by its context.
+    Both methods run in the producer's event loop. They must not block and cannot be async. If on_send returns
+    `record._replace(context=...)`, on_acknowledgement can recognize the record by its context.
     """
 
     def on_send(self, record: ProducerRecord, /) -> ProducerRecord:
-        """Receive a record as it was passed to `send` or returned by the previous interceptor. Return this record or
-        another one."""
+        """Receive a record as it was passed to `send` or returned by the previous interceptor. Return the same record
+        or another one."""
         ...
 
     def on_acknowledgement(self, result: RecordMetadata | BaseException, record: ProducerRecord, /) -> None:

@@ -17,7 +17,7 @@ LONGEST_REST = 0.5
 """The maximum number of seconds that a batch may linger beyond `linger_ms` because too many batches linger."""
 
 _Linger = tuple[float, tuple[int, int], PartitionQueue]
-"""The loop time at which an open batch is due, its order, and its queue."""
+"""An entry for an open batch: the loop time at which it is due, its order, and its queue."""
 
 
 class Lingers:
@@ -33,13 +33,13 @@ class Lingers:
 
     def __init__(self, config: ProducerConfig) -> None:
         self._linger = config.linger
-        # The part of the delivery timeout that remains after the linger is needed for the request.
+        # After the linger, the delivery timeout may leave only request_timeout, and the request needs most of it.
         self._longest_rest = min(LONGEST_REST, config.request_timeout / 4)
         self._many = config.linger / SECONDS_PER_BATCH
         """The number of batches that can be sent within one linger."""
         self._lingering: deque[_Linger] = deque()
         self._rests_until = 0.0
-        """While there are many batches in `_lingering`, none of them is due before this loop time."""
+        """The loop time before which no batch in `_lingering` is due, as long as there are many of them."""
         self._resting: set[str] = set()
         """The topics that rest until `_rests_until`."""
         self._prompt: deque[_Linger] = deque()

@@ -41,14 +41,14 @@ class PendingRecord:
         self.is_intercepted = False
         """Whether the interceptors have already received the record."""
         self.record = record
-        """The record to be appended. Its key and value are serialized, and its partition is set, before the append."""
+        """The record to be appended. The key and value are serialized, and the partition is set, before the append."""
         self.of_value = of_value
         self.of_key = of_key
         """The serializers of the value and of the key."""
         self.serialization: Serialization | None = None
         """The state of the serializers; None if none was called yet."""
         self.transaction = 0
-        """The number of the transaction that the record belongs to."""
+        """The number of the transaction to which the record belongs."""
         self.deadline = math.inf
         """The loop time by which the record must be in the buffer."""
         self.delivery: Delivery | None = None

@@ -43,7 +43,7 @@ class Receipt:
         """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """The current waits for all rows; the call's timeout ends them."""
+        """The waits for all rows that are in progress; the call's timeout ends them."""
 
     def __len__(self) -> int:
         """Return the number of rows of the call."""
@@ -68,7 +68,7 @@ class Receipt:
         return self
 
     async def wait(self) -> Receipt:
-        """Wait for all rows without raising an exception; read `errors` afterwards."""
+        """Wait for all rows without raising their errors; read `errors` afterwards."""
         pending = self._pending()
         if pending:
             wait = FlushWait(self._loop, pending)
@@ -95,8 +95,8 @@ class Receipt:
         )
 
     def call_when_done(self, callback: Callable[[dict[int, BaseException]], None]) -> None:
-        """Call `callback` with the errors of the rows when every row has its result. This does not count as retrieving
-        the errors."""
+        """Call `callback` with the errors of the rows when every row has its result. Such a callback does not count
+        as retrieving the errors."""
 
         def tell(_: object) -> None:
             callback(self._errors(marks_retrieved=False))
@@ -182,7 +182,7 @@ class Receipt:
 
     def _leaves(self) -> Iterator[tuple[Batch, int, int, int]]:
         """Yield (batch, index of the first record, number of rows, number of earlier rows of the partition) for each
-        batch. A batch that was split is replaced by its parts."""
+        batch. If a batch was split, yield its parts instead."""
         ranks: dict[int, int] = {}
         for span in self._rows.spans:
             partition = span.batch.queue.partition
@@ -235,7 +235,7 @@ def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int
 
 
 def _failed(batch: Batch) -> dict[int, BaseException]:
-    """Return the errors of single records that already have their results, by index."""
+    """Return the errors of single records that already have results, by index."""
     errors = batch.record_errors or {}
     if batch.state is BatchState.DONE or not errors:
         return errors

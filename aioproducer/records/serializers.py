@@ -1,4 +1,4 @@
-"""The user's serializers: how each is called, and the errors of its failures.
+"""Decides how each of the user's serializers is called, and creates the errors for its failures.
 
 Compiled code calls the serializers (_user_code.pxi). This module waits for the results of async serializers."""
 
@@ -23,8 +23,8 @@ from aioproducer.types import Headers, is_buffer, qualified_name, takes_second
 LONGEST_CAUSE = 200
 """The maximum number of characters that our error quotes from an exception's text."""
 MOST_KEPT = 32
-"""The maximum number of serializers passed to `send` that are kept. A new lambda for each record must not exhaust the
-memory."""
+"""The maximum number of serializers that are kept after they were passed to `send`: a new lambda for each record must
+not exhaust the memory."""
 
 
 class SerializerObject(Protocol):
@@ -40,7 +40,7 @@ Each may be async."""
 
 
 class BoundSerializer(UserSerializer):
-    """A serializer of the user for one field, "value" or "key". Its constructor decides how it is called.
+    """A serializer of the user for one field, "value" or "key". The constructor decides how the serializer is called.
 
     A callable gets `(value, context)` if its second positional parameter is required or is named `ctx` or `context`.
     Every other callable gets `(value)`, including one without a signature. None is never serialized.
@@ -91,7 +91,7 @@ class BoundSerializer(UserSerializer):
         return self.checked(topic, result)
 
     def checked(self, topic: str, result: Any) -> Any:
-        """Return a result that is a buffer or None. Later, the append rejects buffers that can't be sent.
+        """Return the result if it is a buffer or None. Buffers that can't be sent are rejected later, by the append.
 
         Raises:
             SerializationError: the result is something else.
@@ -107,7 +107,7 @@ class BoundSerializer(UserSerializer):
 
 
 class _Started:
-    """The rest of a coroutine that was started and waits for `awaited`."""
+    """The remainder of a coroutine that has been started and waits for `awaited`."""
 
     def __init__(self, coroutine: Any, awaited: object) -> None:
         self._coroutine = coroutine

@@ -15,7 +15,7 @@ GATHERING = 1.0
 
 
 class Unretrieved:
-    """Counts the failed records of one producer whose results were not retrieved."""
+    """Counts the failed records of one producer whose errors were not retrieved."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog) -> None:
         self.counts: dict[tuple[str, str], int] = {}
@@ -55,8 +55,8 @@ class Unretrieved:
             self.log()
 
     def _log_later(self) -> None:
-        """Start the timer for the log line; runs in the loop. After close(), no timer may be started, so log
-        immediately."""
+        """Start the timer for the log line, or log immediately after close(), when no timer may be started. Runs in
+        the loop."""
         if self._is_closed:
             self.log()
         elif self._timer is None:
@@ -73,7 +73,7 @@ class Unretrieved:
             self._log.error("%s not delivered, and no caller has looked at the result: %s", what, error)
 
     def close(self) -> None:
-        """Log the remaining counts. From now on, each failure is logged immediately."""
+        """Log the remaining counts. After this, each failure is logged immediately."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,7 +1,7 @@
 """Checks addresses: the results of the user's address filters, and the IP addresses that are rejected by default.
 
-The functions do no I/O. The class `Brokers` calls them before it connects to a broker, and the dialer before it opens
-a socket."""
+The functions do no I/O. `Brokers` calls them before it connects to a broker; the dialer calls them before it opens a
+socket."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def described(value: object) -> str:
 
 
 def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: int) -> str | None:
-    """Return the reason why no socket may be opened to this IP address of `host`; None if one may be opened."""
+    """Return the reason why this IP address of `host` must not be connected to; None if it may be."""
     if ask is None:
         if is_link_local(address):
             return f"{address} is a link-local address; to allow it, set resolved_address_filter"
@@ -63,14 +63,14 @@ def is_link_local(address: str) -> bool:
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
-        return False  # not an IP address: it comes from a special resolver
+        return False  # not an IP address: a special resolver returned it
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped.is_link_local
     return found.is_link_local
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine itself: localhost, or a loopback address."""
+    """Return whether a host is this machine: localhost or a loopback address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""Authenticates to a broker with SASL, and again before the session ends (KIP-152, KIP-368).
+"""Authenticates to a broker with SASL, and re-authenticates before the session ends (KIP-152, KIP-368).
 
 Each connection has an Authentication, to which it passes a function that sends requests. The state machines in `sasl`
-create the tokens, which this module does not store."""
+create the SASL tokens; this module does not store them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 MAX_ROUNDS = 16
-"""The maximum number of tokens in one authentication: SCRAM needs 2, GSSAPI about 4."""
+"""The maximum number of SASL tokens that one authentication may send: SCRAM needs 2, GSSAPI about 4."""
 
 LONGEST_SESSION = 365 * 86400.0
-"""The longest session in seconds. A longer one is treated as this long, which prevents overflows of the clock."""
+"""The longest session in seconds. A longer session is cut to this length, so that the clock cannot overflow."""
 
 SHORTEST_SESSION = 1.05
-"""The minimum number of seconds between two authentications of a connection. Kafka rejects earlier ones
+"""The minimum number of seconds between two authentications of a connection. Kafka rejects an earlier re-authentication
 (KafkaChannel)."""
 
 Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
@@ -63,7 +63,7 @@ class Authentication:
             who: the connection, for error texts.
             host: the broker's name.
             timeout: the time limit in seconds for getting the credentials, and for each slow step of a machine.
-            renew_at: the share of a session's lifetime after which to authenticate again.
+            renew_at: the share of a session's lifetime after which to re-authenticate.
         """
         self._login = login
         self._log = login.log(__name__)
@@ -77,11 +77,11 @@ class Authentication:
 
     @property
     def has_end(self) -> bool:
-        """True if the broker ends the session unless we authenticate again."""
+        """True if the broker ends the session unless we re-authenticate."""
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
-        """Return a new machine with credentials. The time limit of a step also limits the user's function.
+        """Return a new machine with credentials. The time limit for a step also applies to the user's function.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -108,7 +108,7 @@ class Authentication:
             AuthenticationError, UnsupportedSaslMechanismError, BrokerError: see `authenticate`.
             BrokerConnectionError: the connection broke, or a step of the machine took too long.
         """
-        began = self._loop.time()  # the broker counts from the time of its answer, which is later
+        began = self._loop.time()  # the broker starts counting when it answers, which is later
         try:
             length = await authenticate(ask, partial(self._step, mechanism), mechanism, versions, self._who)
         except AuthenticationError:
@@ -129,7 +129,7 @@ class Authentication:
         raise BrokerConnectionError(message, written=False)
 
     async def renewal(self) -> Mechanism:
-        """Wait until it is time to authenticate again, and return a machine with credentials.
+        """Wait until it is time to re-authenticate, and return a machine with credentials.
 
         The credentials are requested before the first SASL message, so that records can be sent in the meantime. A
         failure is retried until the session ends.
@@ -165,10 +165,11 @@ async def authenticate(
         who: the connection, for error texts.
 
     Returns:
-        The length of the session in seconds, counted from the last answer (KIP-368); None if it does not end.
+        The length of the session in seconds, counted from the last response (KIP-368); None if the session does not
+        end.
 
     Raises:
-        AuthenticationError: the broker rejects us, or we reject the broker.
+        AuthenticationError: the broker rejects the authentication, or fails to authenticate itself.
         UnsupportedSaslMechanismError: the broker does not support this mechanism.
         BrokerError: the broker reports another error.
     """
@@ -234,7 +235,8 @@ def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: obje
     if action is Action.SUCCEED:
         return
     name, code = mechanism.name, error_name(answer.error_code)
-    # The response gets the redacted text as well, because tracebacks of the errors below refer to it.
+    # The redacted text also replaces the text in the response, because tracebacks of the errors below refer to the
+    # response.
     told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
     if action is Action.FAIL:
         raise AuthenticationError(f"{who}: the broker rejected the {name} credentials: {told or code}")

@@ -1,4 +1,4 @@
-"""GSSAPI (RFC 4752) with Kerberos: a state machine like those in `sasl`, with the system's Kerberos library.
+"""GSSAPI (RFC 4752) with Kerberos: a state machine like those in `sasl`, based on the system's Kerberos library.
 
 It needs the extra aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution
 centre."""
@@ -11,7 +11,7 @@ from typing import Any
 from aioproducer.errors import AuthenticationError, ConfigError, escaped
 
 NO_LAYER = 1
-"""The bit for "authentication only": Kafka does not use GSSAPI's security layers."""
+"""The bit for "no security layer": Kafka uses GSSAPI only for authentication."""
 
 
 class Gssapi:
@@ -28,7 +28,7 @@ class Gssapi:
         Args:
             service: the first part of the brokers' principals, e.g. "kafka".
             host: the broker's name in its principal (service/host@REALM).
-            principal: this client's principal; by default, that of the cache or of the keytab.
+            principal: this client's principal; by default, the one in the cache or in the keytab.
             keytab: a file that contains this client's key.
 
         Raises:
@@ -46,7 +46,7 @@ class Gssapi:
         """See `aioproducer.security.sasl.Mechanism.step`. Blocks.
 
         Raises:
-            AuthenticationError: there is no ticket, or the broker does not authenticate itself.
+            AuthenticationError: there is no ticket, or the broker fails to authenticate itself.
         """
         take, self._next = self._next, None
         if take is None:
@@ -72,7 +72,7 @@ class Gssapi:
         return self._negotiate(b"")
 
     def _credentials(self) -> Any:
-        """Return the credentials, or None to let the library use the cache that kinit has filled."""
+        """Return the credentials, or None to let the library use the cache that kinit filled."""
         gssapi = self._gssapi
         if self._principal is None and self._keytab is None:
             return None
@@ -93,7 +93,7 @@ class Gssapi:
         return token or b""
 
     def _agree(self, challenge: bytes) -> bytes | None:
-        """Answer the broker's offer of security layers and a buffer size: choose no layer, and therefore no buffer."""
+        """Answer the broker's offer of security layers and a buffer size: choose no layer and a buffer size of 0."""
         offer = self._context.unwrap(challenge).message
         if len(offer) != 4 or not offer[0] & NO_LAYER:
             raise AuthenticationError("GSSAPI: the broker requires a security layer; Kafka uses TLS instead")

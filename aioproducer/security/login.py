@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aioproducer.config import ProducerConfig
 
 COMPUTING = 4
-"""The maximum number of slow steps that run at the same time: key derivations of SCRAM, and Kerberos requests."""
+"""The maximum number of slow steps that run at the same time: SCRAM key derivations and Kerberos requests."""
 
 
 class Login:
@@ -43,14 +43,14 @@ class Login:
         """Store the arguments, without opening a file, calling a function or requesting a token.
 
         Args:
-            config: the settings ssl_* and sasl_*.
-            random: varies the times at which tokens are renewed.
-            clock: returns the seconds since 1970, which are compared with the expiry of a token.
+            config: the ssl_* and sasl_* settings.
+            random: the source of jitter for the times at which tokens are renewed.
+            clock: returns the seconds since 1970, to be compared with the expiry of a token.
             make_nonce: returns a nonce for SCRAM, which must be unpredictable.
         """
         self._config = config
         self.log = config.log
-        """Returns the log of a module."""
+        """A function that returns the log of a module."""
         self._random = random or Random()
         self._clock = clock
         self._make_nonce = make_nonce
@@ -153,7 +153,7 @@ class Login:
             return token
 
     def _youth(self, token: OAuthToken) -> float:
-        """Return for how many seconds a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
+        """Return the number of seconds for which a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
 
         The result is 0 if the lifetime is unknown; each authentication then requests a new token.
         """
@@ -209,12 +209,12 @@ def _as_token(value: object, now: float) -> OAuthToken | str:
     try:
         token = OAuthToken.of(value, now)
     finally:
-        del value  # an error's traceback shows the locals of this frame
+        del value  # the traceback of an error may show this frame's local variables
     return returned if token is None else token
 
 
 def _shown(returned: object) -> str:
-    """Describe the result of a user's function only by its types, because it may contain a password."""
+    """Describe the result of a user's function by its types only, because the result may contain a password."""
     if not isinstance(returned, tuple | list):
         return type(returned).__name__
     types = ", ".join(type(part).__name__ for part in returned[:5])
@@ -222,7 +222,7 @@ def _shown(returned: object) -> str:
 
 
 async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> Any:
-    """Call the user's function: in the event loop if it is async, else in a thread, since it may use the network.
+    """Call the user's function: in the event loop if it is async, else in a thread, because it may use the network.
 
     Raises:
         AuthenticationError: the function raised an exception, which is the cause.

@@ -1,6 +1,6 @@
 """Prepares PEM text for OpenSSL, and finds out what is wrong with PEM text that OpenSSL cannot use.
 
-The module tls calls these functions. They open no file, and their messages contain nothing of the text."""
+The module tls calls these functions. They open no file, and their messages quote nothing from the PEM text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PKCS12 = re.compile(rb"\x30(?:[\x00-\x80]|\x81.|\x82..|\x83...|\x84....)\x02\x0
 
 
 class Source(NamedTuple):
-    """PEM text, with the setting and the file that it comes from."""
+    """PEM text, and the setting and the file that it comes from."""
 
     setting: str
     name: str
-    """The path of the file, or "the text"."""
+    """The path of the file; "the text" if the setting contains the PEM text itself."""
     text: Secret | None
-    """None until the file is read."""
+    """The PEM text; None until the file is read."""
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
         """Return whether the text contains the pattern."""
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
 def in_lines(pem: str) -> str:
     """Return PEM text with the line breaks that OpenSSL requires. In a properties file, PEM text may be one line with
-    blanks in place of the line breaks (KIP-651)."""
+    spaces instead of line breaks (KIP-651)."""
     text = pem.strip()
     return text if "\n" in text else _BLOCK.sub(_block_in_lines, text)
 
@@ -48,9 +48,9 @@ def _block_in_lines(block: re.Match[str]) -> str:
 def own_problem(
     certificate: Source, key: Source, reason: str | None, encrypted_with: str
 ) -> tuple[Source, str]:
-    """Find out why OpenSSL cannot use a certificate with its key. Return which of the two is at fault, and the reason.
+    """Find out why OpenSSL cannot use a certificate with its key. Return the faulty one of the two, and the reason.
 
-    The texts of both must have been read before.
+    The text of both must already have been read.
 
     Args:
         certificate: this client's certificate and its chain.

@@ -1,7 +1,7 @@
 """SASL mechanisms as state machines: `step(challenge)` returns the reply.
 
-They use no socket, task or clock: the connection sends and receives the bytes. A machine serves one authentication.
-Whatever the peer sends, a machine raises only AuthenticationError, and no error shows a password, a token or a
+They use no socket, task or clock; the connection sends and receives the bytes. A machine is used for one authentication
+only. Whatever the peer sends, a machine raises only AuthenticationError, and no error shows a password, a token or a
 proof."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from aioproducer.types import Secret
 __all__ = ["OAuthToken"]
 
 MIN_ITERATIONS = 4096
-"""The minimum number of SCRAM iterations, as in Kafka. With fewer, an eavesdropper could easily guess the password from
-the proof (RFC 7677, 4)."""
+"""The minimum number of SCRAM iterations, as in Kafka. With fewer iterations, an eavesdropper could easily guess the
+password from the proof (RFC 7677, 4)."""
 
 MAX_ITERATIONS = 1_000_000
-"""The maximum number of SCRAM iterations, which take about a second in a thread. More would only waste CPU time."""
+"""The maximum number of SCRAM iterations; they take about a second in a thread. More would only waste CPU time."""
 
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
@@ -43,7 +43,7 @@ class Mechanism(Protocol):
     """Whether the next step must run in a thread, because it takes long to compute or uses the network."""
 
     def step(self, challenge: bytes | None) -> bytes | None:
-        """Answer the broker's challenge; the first one is None. Return None if no answer is needed.
+        """Answer the broker's challenge, which is None in the first step. Return None if no answer is needed.
 
         Raises:
             AuthenticationError: the broker does not authenticate itself, or its challenge is invalid.
@@ -77,7 +77,7 @@ class _Machine:
         raise NotImplementedError
 
     def _end(self, challenge: bytes) -> None:
-        """Check that the broker, which has accepted the only message, sends nothing more."""
+        """Check that the broker sends nothing more after it has accepted the only message."""
         if challenge:
             raise AuthenticationError(
                 f"{self.name}: the broker sent a challenge that the mechanism does not define"
@@ -231,8 +231,8 @@ class OAuthBearer(_Machine):
         return text.replace(self._token.reveal(), "<hidden>")
 
     def _answered(self, challenge: bytes) -> bytes | None:
-        """Read the broker's answer, which is empty on success. Otherwise it contains the reason for a failure, and the
-        broker expects one more message before it rejects the client."""
+        """Read the broker's answer, which is empty on success. Otherwise, it contains the reason for the failure, and
+        the broker expects one more message before it rejects the client."""
         if not challenge:
             return None
         self._next = self._refused
@@ -360,7 +360,7 @@ def _scram_proof(
 ) -> tuple[str, bytes]:
     """Return the client's proof in Base64, and the signature that the server has to send (RFC 5802, 3).
 
-    The variables have the RFC's names. Nothing here raises an exception, so no traceback shows their values.
+    The variables have the RFC's names. No statement here raises an exception, so no traceback shows their values.
     """
     salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", name)

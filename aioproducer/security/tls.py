@@ -1,8 +1,8 @@
 """Creates an ssl.SSLContext from the settings.
 
-Certificates are read again when their files change. Because this module opens files, it is called in a thread. A
+Certificates are read again when their files change. This module opens files, so its functions are called in a thread. A
 context created by this module checks the broker's certificate chain and host name and uses TLS 1.2 or 1.3. Only a
-context created by the user may omit these checks."""
+context created by the user can be without these checks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _UNSAFE_SUITES = ":!aNULL:!eNULL"
 or ALL."""
 
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons for a failure if the peer's answer is not TLS."""
+"""OpenSSL's reasons for a failed handshake if the peer does not speak TLS."""
 
 _HINTS = {
     "CERTIFICATE_REQUIRED": "the broker requires a client certificate: set ssl_keystore_location",
@@ -62,7 +62,7 @@ _HINTS = {
     "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
     "CERTIFICATE_UNKNOWN": "the broker does not accept this client's certificate",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
-        "the broker presented no certificate, which a cipher suite of ssl_context allows; add !aNULL to its ciphers"
+        "the broker presented no certificate; a cipher suite of ssl_context allows this: add !aNULL to its ciphers"
     ),
 }
 """Explanations of failed handshakes, by the last part of OpenSSL's reason."""
@@ -71,7 +71,8 @@ _HINTS = {
 def check_settings(
     context: ssl.SSLContext | None, suites: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
-    """Check the settings that only OpenSSL can check. Called once, with the other checks; opens no file.
+    """Check the settings that only OpenSSL can check. This function runs once, with the other checks, and opens no
+    file.
 
     Args:
         context: ssl_context.
@@ -111,8 +112,7 @@ def _check_context(context: ssl.SSLContext) -> None:
 
 
 class TlsContext:
-    """The TLS context of one producer. Before each connection, it checks whether a file has changed, and if so, reads
-    the files again."""
+    """The TLS context of one producer. Before each connection, it reads the files again if one of them has changed."""
 
     def __init__(self, config: ProducerConfig) -> None:
         """Store the arguments; files are opened later."""
@@ -125,7 +125,8 @@ class TlsContext:
         """Return the context for a new connection. Blocks while files are read.
 
         Raises:
-            ConfigError: a file can't be read or its content is invalid, and there is no earlier context.
+            ConfigError: a file can't be read or its content is invalid, and there is no previous context to fall back
+                on.
         """
         given: ssl.SSLContext | None = self._config.ssl_context
         if given is not None:
@@ -164,10 +165,10 @@ class TlsContext:
 
 
 def _stamp(path: str) -> object:
-    """Return a value that changes when a file is written or replaced.
+    """Return a value that differs after a file has been written or replaced.
 
-    Symbolic links are followed, as Kubernetes requires. Writing a file does not change the time of its directory, so
-    the files of a directory are included.
+    Symbolic links are followed, because Kubernetes uses them to replace files. Writing a file does not change the
+    modification time of its directory, so the files in a directory are included.
     """
     try:
         found = os.stat(path)
@@ -198,7 +199,7 @@ def make_context(config: ProducerConfig) -> ssl.SSLContext:
 
 
 def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
-    """Set the cipher suites. Those of TLS 1.3 cannot be chosen one by one: if none is named, TLS 1.3 is not used."""
+    """Set the cipher suites. TLS 1.3 suites cannot be chosen individually: if none is named, TLS 1.3 is not used."""
     if not suites:
         return
     older = _openssl_ciphers(suites)
@@ -211,7 +212,7 @@ def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
 
 
 def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
-    """Return OpenSSL's names of the suites that are not for TLS 1.3.
+    """Return the OpenSSL names of the suites that are not for TLS 1.3.
 
     A suite may be given under Java's name, such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
 
@@ -363,7 +364,7 @@ class _Password:
         self._password = password
         self._setting = setting
         self.used = ""
-        """The setting whose password was given to OpenSSL; empty if it did not ask."""
+        """The setting whose password was given to OpenSSL; empty if OpenSSL did not ask for one."""
 
     def __call__(self) -> str:
         if self._password is None:
@@ -390,9 +391,9 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
 
 
 def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _Password) -> None:
-    """Load PEM text through a temporary file, because OpenSSL reads a chain only from files.
+    """Load PEM text through a temporary file, because OpenSSL reads a chain only from a file.
 
-    The file is anonymous if the system supports that; otherwise only this user can read it.
+    The file has no name if the system supports that; otherwise, only this user can read it.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
@@ -469,7 +470,7 @@ class _Crypto:
 
 @contextlib.contextmanager
 def _explained(setting: str, source: str) -> Iterator[None]:
-    """Turn file errors and OpenSSL errors into a ConfigError that names the setting but shows no content."""
+    """Turn a file error or an OpenSSL error into a ConfigError that names the setting but quotes no content."""
     try:
         yield
     except ConfigError:
@@ -487,7 +488,7 @@ def _explained(setting: str, source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_problem(path: str, what: str) -> Iterator[None]:
-    """Describe the problem with a file of certificates or revocation lists, since OpenSSL does not."""
+    """Describe the problem with a file of certificates or revocation lists, because OpenSSL does not describe it."""
     try:
         yield
     except ssl.SSLError:
@@ -498,7 +499,7 @@ def _named_problem(path: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
-    """Turn an error of this client's certificate or key into a ConfigError that names the setting of the faulty one."""
+    """Turn an error in this client's certificate or key into a ConfigError that names the faulty one's setting."""
     guilty = key
     sources = (certificate, key)
     try:
@@ -524,7 +525,7 @@ def _is_readable(path: str) -> bool:
 
 
 def certificate_name(host: str) -> str:
-    """Return the name that the broker's certificate must have: the host without an address scope and without a final
+    """Return the name that the broker's certificate must contain: the host without an address scope or a trailing
     dot."""
     return host.partition("%")[0].rstrip(".")
 
@@ -533,7 +534,8 @@ def certificate_name(host: str) -> str:
 
 
 _UNKNOWN_ISSUER = (
-    "set ssl_truststore_location (or ssl_truststore_certificates) to the authority that signed it"
+    "set ssl_truststore_location (or ssl_truststore_certificates) to the certificate of the authority that "
+    "signed it"
 )
 _OTHER_NAME = (
     "the name that the client connects to must be in the certificate: change bootstrap_servers, the broker's "

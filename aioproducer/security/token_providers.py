@@ -1,7 +1,7 @@
 """Token providers for OAUTHBEARER: a token endpoint (OIDC), Amazon MSK, Google Cloud, Azure, and given tokens.
 
-An instance is passed as `sasl_oauth_token_provider`. The libraries that a provider needs are installed with an extra of
-the package, and imported when the first token is requested."""
+An instance is passed as `sasl_oauth_token_provider`. The libraries that a provider needs are installed by an extra of
+this package, and imported when the first token is requested."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class OidcTokenProvider:
                 or password is taken from the environment.
             client_id: the client's name.
             client_secret: the client's password.
-            scope: the scope of the token; None leaves it to the endpoint.
+            scope: the scope of the token; None for the endpoint's default.
             audience: the audience of the token, for endpoints that require one.
-            url_encode: encode the id and the secret before they are joined. RFC 6749 requires this, but many servers
-                do not.
+            url_encode: encode the id and the secret before they are joined. RFC 6749 requires this encoding, but many
+                servers do not expect it.
             authorities: the trusted certificates, as PEM text or as the path of a PEM file; by default, those of the
                 system.
             ssl_context: the context for TLS, used instead of `authorities`.
             connect_timeout: the time limit for connecting, in seconds.
             read_timeout: the time limit for each read, in seconds.
-            retry_backoff: seconds before the second attempt, doubled for each further one.
+            retry_backoff: seconds before the second attempt; doubled before each further attempt.
             retry_backoff_max: the longest pause between attempts, in seconds.
             attempts: the maximum number of attempts if the endpoint cannot be reached or has an internal error.
 
@@ -112,8 +112,8 @@ class OidcTokenProvider:
         """Return a new token.
 
         Raises:
-            AuthenticationError: the endpoint rejects the request, or can't be reached. The error's text repeats no part
-                of the endpoint's answer.
+            AuthenticationError: the endpoint rejects the request, or can't be reached. The error's text quotes no part
+                of the endpoint's response.
         """
         pause, longest = self._backoff
         for attempt in range(1, self._attempts + 1):
@@ -228,7 +228,7 @@ class MskIamTokenProvider:
 
         Args:
             region: the region of the cluster, e.g. "eu-west-1".
-            profile: a profile of AWS's configuration files; by default botocore's usual sources of credentials.
+            profile: a profile of AWS's configuration files; by default, botocore's usual sources of credentials.
             role_arn: a role to assume with these credentials.
             role_session_name: the name of the session in which the role is assumed.
             role_external_id: the external id that the role may require.
@@ -280,7 +280,7 @@ class MskIamTokenProvider:
         return self._token(*signer.generate_auth_token(self._region))
 
     def _assumed_role(self) -> Any:
-        """Return the credentials of the role. The signer itself can choose neither the region nor the external id."""
+        """Return the credentials of the role. Amazon's signer does not let you choose the region or the external id."""
         from botocore.credentials import CredentialProvider, Credentials
         from botocore.session import Session
 
@@ -302,8 +302,8 @@ class MskIamTokenProvider:
 class GcpTokenProvider:
     """Gets tokens for Google Cloud Managed Service for Apache Kafka. Extra: aioproducer[gcp].
 
-    The token has the form of a JSON web token. It contains an access token of the application default credentials and
-    the name of its account. google-auth gets the access token, in a thread.
+    Each token has the form of a JSON web token. It contains an access token of the application default credentials and
+    the name of their account. google-auth gets the access token, in a thread.
     """
 
     SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -46,7 +46,7 @@ from aioproducer.types import ProducerRecord
 
 
 class Bulk(RecordPath):
-    """The calls that send many records. A base class of Producer; Producer and its other base classes set the
+    """The methods that send many records. A base class of Producer; Producer and its other base classes set the
     fields."""
 
     _config: ProducerConfig
@@ -87,7 +87,7 @@ class Bulk(RecordPath):
             if serializer is not None and serializer.needs_topic:
                 raise IllegalStateError(
                     f"a batch that is built by hand has no topic to pass to the {serializer}; use send(), or a "
-                    "function of the value alone as serializer"
+                    "serializer that takes only the value"
                 )
 
         def serialize(key: Any, value: Any) -> tuple[Any, Any]:
@@ -103,17 +103,17 @@ class Bulk(RecordPath):
         """Send a batch that was built by hand. Return the delivery of its first record.
 
         The records were encoded when they were appended to the batch. Interceptors receive the records only when the
-        batch is sent, and the batch is encoded again with the records that they return. They cannot change the topic or
-        the partition.
+        batch is sent, and the batch is encoded again with the records that they return. Interceptors cannot change
+        the topic or the partition.
 
         Args:
-            batch: a batch from `create_batch`. It can be sent only once.
+            batch: a batch from `create_batch`. A batch can be sent only once.
             topic: the name of the topic.
             partition: the number of the partition.
             timeout: seconds for all records of the batch, including the wait for room; None for delivery_timeout_ms.
 
         Raises:
-            IllegalStateError: the batch is empty or was sent before.
+            IllegalStateError: the batch is empty or has already been sent.
             Others as for `send`.
 
         If the call is cancelled while it waits, the batch is not sent. A batch that is already in the buffer is sent.
@@ -255,14 +255,14 @@ class Bulk(RecordPath):
             timeout: seconds for all rows, including the wait for room; None for max_block_ms and delivery_timeout_ms.
 
         Returns:
-            The Receipt: await it for the acknowledgements. It contains the errors of rows that cannot be sent, and of
-            rows for which there was no room within max_block_ms or `timeout`. The other rows are sent.
+            The Receipt: await it for the acknowledgements. The receipt contains the errors of rows that cannot be
+            sent, and of rows for which there was no room within max_block_ms or `timeout`. The other rows are sent.
 
         Raises:
             InvalidRecordError: the columns are malformed, or differ in length.
             Others as for `send`. If send_many() raises, no row is sent.
 
-        If the call is cancelled, only the rows that are already in the buffer are sent. These are the first rows.
+        If the call is cancelled, only the first rows, those that are already in the buffer, are sent.
         """
         with self._rejections.of(topic):
             return await self._send_many(topic, values, keys, headers, timestamps, partitions, timeout)
@@ -327,7 +327,8 @@ class Bulk(RecordPath):
         self._wake.set()
 
     async def _learn_partitions(self, topic: str, largest: int, deadline: float) -> None:
-        """Wait for a partition that is not in the metadata yet. If it does not appear, the append rejects its rows."""
+        """Wait for a partition that is not in the metadata yet. If the partition does not appear, the append rejects
+        its rows."""
         end, _ = self._end_of_wait(deadline)
         info = await self._metadata.wait_for_topic(topic, end)
         if largest >= len(info.partitions):
@@ -351,7 +352,7 @@ class Bulk(RecordPath):
             await asyncio.sleep(0)
 
     def _append_waiting_rows(self, transaction: int, topic: Topic, rows: Rows) -> int | None:
-        """Append rows that waited for room. Return their number, or None if there is no room for one."""
+        """Append rows that waited for room. Return how many were appended, or None if there was no room for any."""
         self._transaction.check_is_still(transaction)
         refusals = self._transaction.role.refusals(
             topic.name, len(topic.queues)
@@ -361,7 +362,7 @@ class Bulk(RecordPath):
         return rows.next - before or None
 
     async def _append_one(self, topic: str, rows: Rows, deadline: float) -> None:
-        """Append the next row like `send`, because user code has to see each record."""
+        """Append the next row in the same way as `send`, because user code has to see each record."""
         try:
             value, key, partition, timestamp_ms, headers = rows.record()
             if (
@@ -375,16 +376,16 @@ class Bulk(RecordPath):
             try:
                 await self._send_pending(pending)
             finally:
-                if pending.delivery is not None:  # even if the caller was cancelled after the append
+                if pending.delivery is not None:  # the row is in the buffer, even if the caller was cancelled
                     rows.mark_sent(pending.delivery)
             await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)
             rows.refuse(without_tracebacks(error))
-            await asyncio.sleep(0)  # _give_way() counts the bytes of records, and a rejected row has none
+            await asyncio.sleep(0)  # _give_way() does not count rejected rows
 
     def _check_has_partition(self, topic: str, partition: object) -> None:
-        """Raise, without waiting, if a partition is not in the metadata."""
+        """Raise UnknownPartitionError, without waiting, if a partition is not in the metadata."""
         info = self._metadata.topic(topic)
         if info is not None and isinstance(partition, int) and partition >= len(info.partitions):
             raise UnknownPartitionError(
@@ -395,12 +396,12 @@ class Bulk(RecordPath):
             )
 
     def _end_of_wait(self, deadline: float) -> tuple[float, str]:
-        """Return the loop time until which a call that begins now may wait, and the name of the limit: max_block_ms,
-        unless `deadline`, set by the call's timeout, is earlier."""
+        """Return the loop time until which a call that begins now may wait, and the name of the limit. The limit is
+        max_block_ms, unless `deadline` (set by the call's timeout) is earlier."""
         end = self._loop.time() + self._config.max_block
         return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")
 
 
 def end_of(timeout: float | None, began: float) -> float:
-    """Return the loop time at which a timeout in seconds ends; infinite for None."""
+    """Return the loop time at which a timeout in seconds ends; infinity if it is None."""
     return math.inf if timeout is None else began + timeout

@@ -18,7 +18,7 @@ from aioproducer.records._record_path import PartitionQueue
 from aioproducer.records.batch import ProducerBatch
 
 _NOTHING = (-1, (-1, 0))
-"""The end of a partition in which nothing has been acknowledged."""
+"""The value of `_ends` for a partition in which nothing has been acknowledged."""
 MOST_NAMED = 10
 """The maximum number of partitions whose offsets appear in a log line."""
 
@@ -50,15 +50,16 @@ class LossWatch:
         # While `_suspects` and `_of_former_topic` are empty, as in normal operation, only an acknowledgement with a
         # lower offset than the last one is examined.
         self._suspects: dict[PartitionQueue, str] = {}
-        """Partitions whose leader did not know our last batch, each with the text of the leader's answer."""
+        """Partitions whose leader did not know this producer's last batch, each with the text of the leader's
+        answer."""
         self._of_former_topic: dict[PartitionQueue, tuple[int, int]] = {}
         """The order of the last batch that was in flight when the partition's topic was re-created."""
         self._reported: dict[PartitionQueue, tuple[int, float]] = {}
         """The former end of each log that became shorter, and the loop time at which this was noticed. Such a log is
-        not reported again until it has reached its former end."""
+        not reported again until it has grown to its former end."""
 
     def note_acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
-        """Note that a batch was acknowledged, and that its records begin at this offset."""
+        """Note that a batch was acknowledged and that its first record has this offset."""
         before = self._ends.get(batch.queue, _NOTHING)
         if base_offset < before[0] or self._suspects or self._of_former_topic:
             self._look_closer(batch, base_offset, before, now)
@@ -121,8 +122,8 @@ class LossWatch:
             if queue.in_flight:
                 self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)
             _, reported_at = self._reported.pop(queue, (-1, -math.inf))
-            # Skip partitions that were reported recently. Until the new metadata arrived, which can take this long, the
-            # log of the new topic looked like a log that had become shorter.
+            # Skip partitions that were reported recently. New metadata can take this long to arrive, and until it
+            # arrived, the log of the new topic looked like a log that had become shorter.
             if now - reported_at > 2 * self._metadata_max_age:
                 last_offsets[queue.partition] = end - 1
         if last_offsets:

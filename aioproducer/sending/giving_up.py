@@ -17,7 +17,7 @@ from aioproducer.sending.producer_id import ProducerIdSource
 
 
 class GivingUp:
-    """Fails batches that have no answer, each with a reason that the user can act on. Used only by the sender."""
+    """Fails batches that got no answer, each with a reason that the user can act on. Used only by the sender."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class GivingUp:
         self._numbering = numbering
         self._results = results
         self._waited_for_late_answers = False
-        """Whether the last `expire_overdue` left batches in flight for one more pass."""
+        """True if the last `expire_overdue` kept batches in flight for one more pass."""
 
     def expire_overdue(self, now: float) -> bool:
         """Fail the batches whose delivery timeout has passed. Return True if some of them are kept for one more pass.
@@ -58,7 +58,7 @@ class GivingUp:
     def _expire(self, batch: ProducerBatch, now: float) -> None:
         """Handle a batch whose delivery timeout has passed."""
         if batch.state is BatchState.DONE:
-            return  # it failed together with a batch before it
+            return  # it has already failed, together with an earlier batch
         if self._config.enable_endless_retries and self._numbering.has_left_old_topic(batch):
             return
         if batch.attempts == 0:
@@ -87,10 +87,10 @@ class GivingUp:
         )
 
     def abort_all(self, reason: str, *, is_wanted: bool = False) -> None:
-        """Fail all remaining batches. With `is_wanted`, their failure is neither logged nor counted as unretrieved."""
+        """Fail all remaining batches. With `is_wanted`, the failures are neither logged nor counted as unretrieved."""
         for batch in list(self._accumulator.incomplete):
             if batch.state is BatchState.DONE:
-                continue  # it failed together with a batch before it
+                continue  # it has already failed, together with an earlier batch
             if batch.state is BatchState.IN_FLIGHT:
                 batch.maybe_persisted = True
             else:
@@ -106,7 +106,7 @@ class GivingUp:
             if batch.state in (BatchState.OPEN, BatchState.CLOSED):
                 self._accumulator.forget(batch)
                 if why is None:
-                    batch.note_unretrieved = nobody  # the user wanted them to fail
+                    batch.note_unretrieved = nobody  # the user wanted the records to fail
                 self._results.give_up(batch, reason, TransactionAbortedError)
 
     def refuse_unnumbered(self, error: KafkaError) -> None:

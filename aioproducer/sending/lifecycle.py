@@ -89,7 +89,7 @@ class CloseReport:
 
 
 class Lifecycle(VitalSigns, Transactional, FromConfig):
-    """Starts and stops a producer. A base class of Producer."""
+    """A base class of Producer: starts and stops it."""
 
     def _prepare(self) -> None:
         """Set the fields of a producer that is not started."""
@@ -106,11 +106,11 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._rejections = Rejections(self._metrics, self._hooks)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None
-        """The handle of another producer's transaction that this one takes part in or has taken over."""
+        """The handle of another producer's transaction in which this producer takes part or which it has taken over."""
         self._is_owner = False
         self._initializes_later = False
         self._shares_the_loop = True
-        """False if no user code runs in the loop; compression then need not give way to it."""
+        """False if no user code runs in the loop, so that compression need not give way to the loop."""
         self._wall_clock: Callable[[], float] = time.time
         # start() creates the rest, once the loop is known.
         self._loop: asyncio.AbstractEventLoop
@@ -133,8 +133,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._logs_given_up = False
         self._give_up_flush = asyncio.Event()
         self._takes_columns = False
-        """True if no user code has to see each record, so that rows of send_many can be appended directly to the
-        batches."""
+        """True if no user code has to see each record; send_many then appends rows directly to the batches."""
 
     def _move(self, to: ProducerState) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
@@ -146,9 +145,9 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         Args:
             wait: False to return at once and to connect in the background, for a service that has to start even while
                 the cluster is unavailable. The producer tries to connect until it succeeds or is closed, and logs the
-                reason for the failure every 10 s. Meanwhile `send` waits for its topic (max_block_ms), `health()` is
-                not ok, and a transactional producer takes over its transactional id when it begins its first
-                transaction.
+                reason for the failure every 10 s. In the meantime, `send` waits for its topic (max_block_ms) and
+                `health()` is not ok. A transactional producer takes over its transactional id when it begins its
+                first transaction.
 
         Raises:
             BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
@@ -193,7 +192,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._hooks.tell(self._hooks.on_start, StartEvent(self._config.client_id, cluster_id, seconds))
 
     def _make_parts(self) -> None:
-        """Create the buffer and the parts behind it. None of them is active yet."""
+        """Create the buffer and the parts that process its records. None of them is active yet."""
         core = Core(self._config, self._loop, WakeUp(self._loop), self._metrics, self._random, self._hooks)
         self._wake = core.wake
         self._brokers = brokers = Brokers(core)
@@ -247,15 +246,16 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
 
     def _spawn(self, coroutine: Any, name: str) -> None:
         task = new_task(self._loop, coroutine, name)
-        # The reference is weak, like all from the loop to a producer, so that a dropped producer is garbage-collected.
+        # The reference is weak, like all references from the loop to a producer, so that a dropped producer can be
+        # garbage-collected.
         task.add_done_callback(partial(_task_ended, weakref.ref(self)))
         self._tasks.append(task)
 
     async def close(self, timeout: float | None = None) -> CloseReport:
         """Send the buffered records and stop.
 
-        Afterwards no task or socket is left. A thread that is still compressing a batch ends with the batch, and does
-        not keep the interpreter alive.
+        When close() returns, no task or socket is left. A thread that is still compressing a batch ends with the
+        batch, and does not keep the interpreter alive.
 
         Args:
             timeout: seconds to wait for records that are buffered or in flight; 0 fails them immediately. Default:
@@ -326,7 +326,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         return report
 
     async def _while_wanted(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Run a part of close() until it ends, its time is up, or close() is cancelled."""
+        """Run a part of close() until it ends, the timeout has passed, or close() is cancelled."""
         running = asyncio.ensure_future(step)
         given_up = asyncio.ensure_future(self._give_up_flush.wait())
         await asyncio.wait({running, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -337,8 +337,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._log.error("close() failed; the remaining records fail as well", exc_info=error)
 
     def _report_given_up(self, waited: float) -> None:
-        """Log the records that the end of an `async with` block did not wait for, because the block drops the
-        CloseReport."""
+        """Log the records for which the end of an `async with` block did not wait. The block drops the CloseReport,
+        which would show them."""
         counts: Counter[str] = Counter()
         for batch in self._accumulator.incomplete:
             counts[batch.queue.topic] += batch.live_count
@@ -358,7 +358,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         )
 
     async def _finish(self) -> None:
-        """End the transaction and flush. This part of close() may take a long time."""
+        """End the transaction and flush: the part of close() that may take a long time."""
         await self._end_transaction()
         await self._accumulator.flush()
 
@@ -376,7 +376,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
 
     def _seconds_to_leave(self) -> float:
-        """Return the seconds that the end of a block may wait, and make close() log the records that it fails."""
+        """Return how many seconds the end of a block may wait, and make close() log the records that it fails."""
         self._logs_given_up = True
         return min(self._config.close_timeout, self._config.delivery_timeout + 1)
 
@@ -409,7 +409,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         try:
             self._check_place()
         except ForkedError:
-            return  # the records belong to the parent process
+            return  # the buffered records belong to the parent process
         except WrongLoopError:
             pass  # the loop has ended
         self._is_reported = True
@@ -455,8 +455,8 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise WrongLoopError(
-            "start() needs a running asyncio event loop. Use asyncio.run(); with anyio, its asyncio backend, "
-            'anyio.run(main, backend="asyncio"); with trio, or without an event loop, '
+            "start() needs a running asyncio event loop. Use asyncio.run(). With anyio, use its asyncio backend: "
+            'anyio.run(main, backend="asyncio"). With trio, or without an event loop, use '
             "aioproducer.blocking.Producer in a thread"
         ) from None
 
@@ -475,7 +475,7 @@ def _close_in_background(producer: Lifecycle) -> None:
 
     task = new_task(producer._loop, producer.close(), "aioproducer close of a dropped producer")
     _dropped.add(task)
-    _started.add(producer)  # the garbage collector has cleared the weak references to it
+    _started.add(producer)  # the garbage collector has cleared the weak references to the producer
     task.add_done_callback(ended)
 
 
@@ -498,7 +498,7 @@ def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> 
 
 
 def _report_all_unclosed() -> None:
-    """Report the producers that still exist because their loop was closed before them."""
+    """Report the producers that still exist because their loop was closed before they were."""
     for producer in list(_started):
         producer._report_unclosed("the interpreter ended")
 

@@ -1,6 +1,7 @@
 """Pushes metrics to the brokers that ask for them (KIP-714).
 
-It never disturbs the records: it sends one small request every few minutes, and logs failed requests at DEBUG."""
+The pushes do not interfere with sending: there is one small request every few minutes, and failed requests are logged
+at DEBUG."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM
 DEFAULT_INTERVAL = 300.0
 """Seconds between two attempts until a broker has named an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
-"""Seconds between two checks whether a broker has answered. Before that, no broker can be asked for subscriptions."""
+"""Seconds between two checks whether a broker has answered. Until one has, no broker can be asked for subscriptions."""
 SHORTEST_INTERVAL = 0.1
 """The minimum number of seconds between two pushes, even if a broker asks for a shorter interval."""
 LAST_PUSH = 1.0
@@ -78,7 +79,7 @@ class Subscription(NamedTuple):
 
 
 class MetricsPush:
-    """The task that asks for subscriptions and pushes metrics; also keeps the client instance id."""
+    """Asks for subscriptions and pushes metrics, in a task. Also keeps the client instance id."""
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class MetricsPush:
         self._subscription: Subscription | None = None
         self._interval = DEFAULT_INTERVAL
         self._is_first = True
-        """True if the next push is the first of its subscription. It is delayed at random so that not all clients push
-        at once."""
+        """True if the next push is the first of its subscription. The first push is delayed at random so that not all
+        clients push at once."""
         self._before = MetricsSnapshot()
         """The metrics at the last push, or at the start if there was none."""
         self._before_at = self._started_at = 0.0
@@ -119,17 +120,17 @@ class MetricsPush:
             try:
                 pause = await self._step()
             except Exception:
-                # A task that ends unexpectedly closes the producer; metrics are not worth that.
+                # If this task ended unexpectedly, the producer would close; metrics are not worth that.
                 pause = max(self._interval, DEFAULT_INTERVAL)
                 self._log.error(
                     "the metrics could not be pushed; the next attempt follows in %g s", pause, exc_info=True
                 )
 
     async def _step(self) -> float | None:
-        """Ask for a subscription, or push the metrics in it. Return the seconds until the next step; None for no
+        """Ask for a subscription, or push the metrics in it. Return the seconds until the next step, or None for no
         further step."""
         if self._subscription is None:
-            # After start(wait=False), it can take long until a broker answers.
+            # After start(wait=False), it can take a long time until a broker answers.
             return UNTIL_A_BROKER_ANSWERS if self._brokers.is_bootstrapping else await self._subscribe()
         if self._is_first:
             self._is_first = False
@@ -147,7 +148,7 @@ class MetricsPush:
             raise KafkaTimeoutError(
                 f"no broker gave this client an id within {timeout:g} s; the brokers may not collect metrics of clients"
             ) from None
-        assert self._instance_id is not None  # set before the event
+        assert self._instance_id is not None  # set before the event was set
         return self._instance_id
 
     async def push_last(self) -> None:
@@ -160,7 +161,7 @@ class MetricsPush:
             self._log.error("the last metrics could not be pushed", exc_info=True)
 
     async def _subscribe(self) -> float | None:
-        """Ask which metrics are wanted. Return the seconds until the next step; None for no further step."""
+        """Ask which metrics are wanted. Return the seconds until the next step, or None for no further step."""
         request = GetTelemetrySubscriptionsRequest(client_instance_id=self._instance_id or NIL_UUID)
         response: GetTelemetrySubscriptionsResponse | None = await self._ask(request)
         if response is None:
@@ -174,7 +175,7 @@ class MetricsPush:
         subscription = Subscription.of(response)
         self._interval = subscription.interval
         if not subscription.prefixes or self._instance_id is None:
-            return self._interval  # the brokers want no metrics now
+            return self._interval  # the brokers want no metrics at present
         self._subscription, self._is_first = subscription, True
         return 0.0
 
@@ -262,7 +263,7 @@ class MetricsPush:
         return 0.0 if action is Action.SUBSCRIBE else self._interval
 
     async def _ask(self, request: GetTelemetrySubscriptionsRequest | PushTelemetryRequest) -> Any:
-        """Send a request to the least loaded broker. Return its response; None if there is none."""
+        """Send a request to the least loaded broker. Return the response, or None if there is none."""
         node_id = self._brokers.least_loaded()
         if node_id is None:
             return None
@@ -276,7 +277,7 @@ class MetricsPush:
 
 
 def _is_metric_name(name: object) -> bool:
-    """Return whether OTLP can carry the name."""
+    """Return whether the name is valid in OTLP."""
     try:
         return isinstance(name, str) and bool(name.encode())
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Prepares batches for a request: decides whether a partition may send a batch, and assigns its sequence numbers.
 
-The broker identifies records by these numbers permanently. Therefore they are assigned as late as possible, and they
-are discarded only while the records cannot be in a log."""
+The broker identifies records by these numbers permanently. Therefore the numbers are assigned as late as possible,
+and are discarded only while the records cannot be in a log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NEW_EPOCH = (
     "a new producer epoch began before the records were acknowledged, because records before them failed or the broker "
     "lost this producer's state"
 )
-"""The reason for failing a batch that may be in the log with sequence numbers of the old epoch."""
+"""The error text for a batch that may be in the log with sequence numbers of the old epoch."""
 
 
 class Numbering:
-    """Decides which partitions may send a batch now, and numbers it. Used only by the sender task."""
+    """Decides which partitions may send a batch now, and numbers the batch. Used only by the sender task."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Numbering:
     def prepare(self, queue: PartitionQueue) -> bool:
         """Return whether the first batch of this partition may be sent now, in addition to those in flight.
 
-        prepare() makes two changes that are possible only while no batch of the partition is in flight: a new sequence
-        for a re-created topic, and a new epoch after a gap. It fails batches that can no longer be sent.
+        While no batch of the partition is in flight, prepare() also creates a new sequence if the topic was
+        re-created, and begins a new epoch after a gap. It fails batches that can no longer be sent.
         """
         batch: ProducerBatch = queue.batches[0]
         if self._transaction.is_used and not self._may_join(queue):
@@ -94,7 +94,7 @@ class Numbering:
         return batch.state is BatchState.DONE
 
     def _may_join(self, queue: PartitionQueue) -> bool:
-        """Return whether the transaction allows records of this partition to be written now."""
+        """Return whether the transaction permits writing records of this partition now."""
         if not self._transaction.may_drain(queue.topic, queue.partition):
             return False
         if self._transaction.is_anothers(queue.topic, queue.partition):
@@ -108,7 +108,7 @@ class Numbering:
         return True
 
     def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
-        """Return False if the topic was re-created: batches in flight are for the old topic and must end first."""
+        """Return False if the topic was re-created. Batches in flight are then for the old topic and must end first."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         if topic is None or topic.topic_id is sequence.topic_id:
             return True
@@ -120,7 +120,7 @@ class Numbering:
         topic = self._metadata.cluster.topics.get(queue.topic)
         topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
         if queue.sequence is not None and queue.sequence.topic_id is topic_id:
-            return queue.sequence  # the usual case, without further calls
+            return queue.sequence  # a shortcut for the usual case
         sequence = self._idempotence.sequence_of(queue.sequence, topic_id, queue.partition)
         if queue.sequence is not sequence:
             if queue.sequence is not None:
@@ -130,7 +130,8 @@ class Numbering:
                     cause = KafkaError(
                         f"topic {queue.topic} was re-created while the transaction wrote to it"
                     )
-                    # With v1 the next transaction would continue this epoch, whose numbers may be in the new log.
+                    # With v1, the next transaction would continue this epoch, but the new log may already contain its
+                    # sequence numbers.
                     self._transaction.epoch_is_spent |= self._transaction.may_have_started
                     self._transaction.must_abort(abortable(self._transaction, cause))
                     self._wake.set()  # the next pass fails the records that were not sent
@@ -150,8 +151,8 @@ class Numbering:
     def _leave_old_topic(self, queue: PartitionQueue, topic_id: int) -> None:
         """Redirect batches that were numbered for a deleted topic to the topic with this id.
 
-        A batch that may already be in the new topic's log fails instead. A batch that was addressed by the old topic's
-        id cannot be there (ReplicaManager.getPartitionOrException compares the ids before the append).
+        A batch that may already be in the new topic's log fails instead. A batch that was addressed by the old
+        topic's id cannot be in that log (ReplicaManager.getPartitionOrException compares the ids before the append).
         """
         for batch in list(queue.batches):
             if batch.state is BatchState.DONE or (not batch.is_numbered and not batch.doubted_in):
@@ -166,7 +167,8 @@ class Numbering:
                 batch.leave_for(topic_id)
 
     def _renumber(self, queue: PartitionQueue) -> None:
-        """Clear the numbers of an old epoch, so that the batches get new ones. Batches that may be in the log fail."""
+        """Clear the sequence numbers of batches from an old epoch, so that they get new ones. Batches that may be in
+        the log fail."""
         for batch in list(queue.batches):
             if batch.state is BatchState.DONE or not batch.is_numbered:
                 continue
@@ -178,4 +180,4 @@ class Numbering:
     def _give_up_in_doubt(self, batch: ProducerBatch, reason: str) -> None:
         self._accumulator.forget(batch)
         self._results.give_up(batch, reason)
-        self._wake.set()  # the batches behind it can now be sent
+        self._wake.set()  # later batches can be sent now

@@ -58,7 +58,8 @@ class OwnTimeouts:
     def _end_rows(
         self, spans: Sequence[Span], timeout: float, waits: Sequence[FlushWait], number: int
     ) -> None:
-        """End the records of the spans from index `number` on, about RECORDS_A_TURN in each turn of the loop."""
+        """End the records of the spans, starting with the span at index `number`. Each turn of the loop ends about
+        RECORDS_A_TURN records."""
         left = RECORDS_A_TURN
         while number < len(spans) and left > 0:
             for batch, first, count in parts_of(spans[number]):

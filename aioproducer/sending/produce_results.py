@@ -1,7 +1,7 @@
 """Applies a Produce response, or the lack of one, to each batch of the request.
 
-outcomes.py decides what to do; this module does it: complete, send again, split or fail a batch. The sender passes the
-answers to this module, which neither awaits nor writes to a socket."""
+outcomes.py decides on the action; this module completes, sends again, splits or fails the batch. The sender passes
+the answers to this module, which neither awaits nor writes to a socket."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class ProduceResults:
         self._retries = Retries(self._log)
         self._is_ending_behind = False
         self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
-        """Whether the error table's action for a plain success is to complete the batch; looked up once."""
+        """True if the error table's action for a plain success is to complete the batch. The action is looked up only
+        once."""
 
     def apply_success(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
         """Apply a response that reports success for each batch of a request, and nothing else."""
@@ -160,7 +161,7 @@ class ProduceResults:
             self._note_error(said, topic_id if row.outcome is Outcome.UNKNOWN else None)
             is_sent_again = row.action in SENDS_AGAIN
             if batch.state is BatchState.DONE or (is_sent_again and self._ends_now(batch)):
-                return  # the batch has expired in the meantime, or expires now
+                return  # the batch expired while in flight, or fails now instead of being sent again
         self.DO[row.action](self, said)
 
     def _note_error(self, said: PartitionAnswer, doubted_topic_id: int | None) -> None:
@@ -185,7 +186,7 @@ class ProduceResults:
     def _conditions(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
     ) -> set[Condition]:
-        """Return the conditions that the error table may check for an answer that is not a plain success."""
+        """Return the conditions that are met for an answer that is not a plain success, for the error table."""
         queue = batch.queue
         identity = batch.identity
         earlier = [*queue.in_flight, *queue.batches]
@@ -360,7 +361,7 @@ class ProduceResults:
     # -------------------------------------------------------------------------------------------- no answer
 
     def apply_failure(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
-        """Handle a request that got no usable answer: the connection broke, or the answer was late or invalid."""
+        """Handle a request that got no usable answer: the connection was lost, or the answer was late or invalid."""
         self._metrics.count_error(type(error).__name__)
         batch.last_error = error
         if batch.state is BatchState.DONE:
@@ -372,7 +373,7 @@ class ProduceResults:
             # With transactions v1, an attempt that is carried out late could affect the next transaction.
             self._transaction.epoch_is_spent = True
         if row.action is Action.FAIL:
-            # With acks=0 the outcome can never be learned, and sending the batch again could create a duplicate.
+            # With acks=0, the outcome cannot be determined, and sending the batch again could create a duplicate.
             # Without a common version, nothing was written, and another attempt would fail in the same way.
             self.give_up(batch, f"{failure.value}: {error}")
             return
@@ -403,19 +404,20 @@ class ProduceResults:
         return True
 
     def _ends_now(self, batch: ProducerBatch) -> bool:
-        """Fail a batch, instead of sending it again, if an event that ends it occurred while it was in flight."""
+        """Fail a batch that would be sent again if an event that ends it occurred while it was in flight. Return
+        whether it failed."""
         moments, batch.moments = batch.moments, ()
         return any(self.end_at(batch, moment, in_flight=False) for moment in moments)
 
     def _end_behind(self, failed: ProducerBatch) -> None:
-        """With enable_gapless_order, also fail the batches behind a failed one, before a caller sees any result."""
+        """With enable_gapless_order, also fail the batches behind a failed one, before any caller sees a result."""
         if not self._config.enable_gapless_order or self._is_ending_behind:
             return
         self._is_ending_behind = True
         try:
             for batch in self._accumulator.behind(failed):
                 if batch.state is BatchState.DONE:
-                    continue  # the batch has already ended and waits for its answer
+                    continue  # the batch has already failed, but its answer is still awaited
                 self.end_at(batch, Moment.BEHIND, in_flight=batch.state is BatchState.IN_FLIGHT)
         finally:
             self._is_ending_behind = False
@@ -477,7 +479,8 @@ class ProduceResults:
         return backoff(config.retry_backoff, config.retry_backoff_max, batch.attempts - 1, self._random)
 
     def _lose_numbers(self, batch: ProducerBatch) -> None:
-        """Drop the sequence numbers of a batch that is provably not in the log. Later batches then follow a gap."""
+        """Drop the sequence numbers of a batch that is provably not in the log. This leaves a gap before later
+        batches."""
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.note_given_up(batch.queue.sequence, batch.identity)
             batch.number(None, -1)

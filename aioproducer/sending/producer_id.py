@@ -1,4 +1,4 @@
-"""Gets a producer id for idempotence, in a task that asks any broker until one returns an id.
+"""Gets a producer id for idempotence, in a task that asks brokers until one of them returns an id.
 
 The sender starts the task when it needs an id. If no id is obtained, `last_error` and `refused` tell the sender why."""
 
@@ -35,11 +35,12 @@ class ProducerIdSource:
         self.last_error: KafkaError | None = None
         """The last error since an id was requested; None once an id was obtained."""
         self.refused: KafkaError | None = None
-        """The error after which no further attempt is made. The sender fails the waiting records and resets it."""
+        """The error after which no further attempt is made. The sender fails the waiting records and sets this field
+        to None."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether batches have to wait for a producer id."""
+        """True if batches have to wait for a producer id."""
         return self._idempotence.needs_identity
 
     @property
@@ -110,7 +111,7 @@ class ProducerIdSource:
 
     @staticmethod
     def _may_pass(error: KafkaError) -> bool:
-        """Return whether another attempt could succeed."""
+        """Return whether another attempt could succeed after this error."""
         if isinstance(error, BrokerError):
             return decide(ApiKey.INIT_PRODUCER_ID, error.code).action in (Action.RETRY, Action.COORDINATOR)
         return decide_failure(failure_of(error)).action is not Action.FAIL

@@ -28,7 +28,8 @@ class Rejections:
             )
 
     def note_rows(self, topic: object, errors: Iterable[BaseException]) -> None:
-        """Count the rows of one call. The hooks are called once for each class of error, with its first error."""
+        """Count the rejected rows of one call. The hooks are called once for each class of error, with the first
+        error of the class."""
         first: dict[type, BaseException] = {}
         counts: Counter[type] = Counter()
         for error in errors:
@@ -43,7 +44,7 @@ class Rejections:
 
 
 class Watched:
-    """A context manager for a block that appends records. It counts the error if the block raises one."""
+    """A context manager that counts the error if its block, which appends records, raises one."""
 
     __slots__ = ("_records", "_rejections", "_topic")
 
@@ -53,7 +54,7 @@ class Watched:
         self._records = records
 
     def __enter__(self) -> None:
-        """Enter the block. Only an error that the block raises is counted, by __exit__."""
+        """Enter the block. Nothing is counted here; __exit__ counts the error if the block raises one."""
 
     def __exit__(
         self,

@@ -36,8 +36,8 @@ LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
 """From version 12 on, a broker adds every written partition to the transaction, even if v2 is disabled."""
 MOST_IN_PASS = 1000
-"""The maximum number of batches per pass, so that other tasks can run: each batch takes the loop some 10 us, and so
-does its answer. The limit does not apply to transactions, because a broker verifies the partitions of one request
+"""The maximum number of batches per pass, so that other tasks can run: each batch, and each answer, takes about 10 us
+of the loop's time. The limit does not apply to transactions, because a broker verifies the partitions of one request
 together."""
 UNREAD_ANSWER_GRACE = 0.05
 """Seconds to wait for answers that may be unread in a socket."""
@@ -124,7 +124,7 @@ class Sender:
                 for topic in sorted(self._accumulator.topics_without_leader()):
                     self._metadata.touch(topic)
                 self._metadata.request_update()
-                if self._metadata.cluster.nodes:  # otherwise no broker is known, which is logged elsewhere
+                if self._metadata.cluster.nodes:  # if no broker is known, that is logged elsewhere
                     self._accumulator.log_missing_leaders(now)
             elif not self._idempotence.needs_identity:
                 again_at = self._send_to(node_id, now)
@@ -136,8 +136,8 @@ class Sender:
             if (watch_again := self._coordinator.watch(now)) is not None:
                 times.append(watch_again)
         elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
-            # Ask for an id at the start, so that the first record does not wait for it, and later if the last epoch is
-            # used up.
+            # Ask for a producer id at the start, so that the first record does not wait for it, and again when the
+            # last epoch is used up.
             self._producer_ids.ask()
         if self._brokers.update_wanted:
             self._brokers.update_wanted = False
@@ -220,7 +220,7 @@ class Sender:
         if len(topics) > 1:
             batches = [
                 batch for _, _, part in topics.values() for batch in part
-            ]  # in the order of the request
+            ]  # in the order in which the request contains them
         self._count_request(batches, now)
         request = ProduceBatches(
             self._config.transactional_id,
@@ -271,7 +271,7 @@ class Sender:
         response: Any,
         error: KafkaError | None,
     ) -> None:
-        """Handle the end of the request for these batches, with a response or an error."""
+        """Handle the end of a request with these batches: a response or an error."""
         now = self._loop.time()
         for batch in batches:
             batch.queue.in_flight.remove(batch)
@@ -303,7 +303,7 @@ class Sender:
     def _addressed(
         self, connection: Connection, topics: dict[str, tuple[str, int, list[ProducerBatch]]]
     ) -> dict[str, int]:
-        """Return, for each topic name, how requests to this broker address the topic: its id, or NAMED."""
+        """Return what requests to this broker use to address each topic, by topic name: the topic's id, or NAMED."""
         known = connection.versions.ranges.get(ApiKey.PRODUCE)
         by_id = (
             known is not None
@@ -323,7 +323,8 @@ def drain(
     most: int,
     most_bytes: int,
 ) -> tuple[list[ProducerBatch], bool]:
-    """Take at most one batch of each partition that is due for this node. Return them, and whether others may be left.
+    """Take at most one batch of each partition that is due for this node. Return the batches, and whether others may
+    be left.
 
     Each call continues where the last one stopped, because a partition moves behind the others when its batch is taken.
 
@@ -333,7 +334,7 @@ def drain(
         node_id: the broker.
         now: the loop's time.
         most: the maximum number of batches.
-        most_bytes: their maximum size on the wire; a larger batch is taken alone.
+        most_bytes: the maximum total size of the batches on the wire; a larger batch is taken alone.
     """
     drained: list[ProducerBatch] = []
     are_left = False

@@ -66,15 +66,15 @@ class VitalSigns(RecordPath):
     _state: Any
     _transaction: Transaction
     _wall_clock: Callable[[], float]
-    """Returns the seconds since 1970; simulations replace it with a clock of their own."""
+    """A function that returns the seconds since 1970; simulations replace it with a clock of their own."""
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
-        """Return all counters and gauges. This works in every state, even before start() and after close().
+        """Return all counters and gauges. metrics() works in every state, even before start() and after close().
 
         Args:
-            window: seconds, from 10 to 600: return what happened in about the last `window` seconds instead of since
-                the start. For this, the producer takes a snapshot every 10 s. For other periods, subtract two snapshots
-                yourself.
+            window: a number of seconds from 10 to 600. The result then covers about the last `window` seconds instead
+                of the time since the start. For this, the producer takes a snapshot every 10 s. For other periods,
+                subtract two snapshots yourself.
 
         Raises:
             ValueError: the window is not in this range.
@@ -82,7 +82,8 @@ class VitalSigns(RecordPath):
         return self._measure(window)
 
     async def ping(self, timeout: float = 2.0) -> Ping:
-        """Ask a broker, and return which one answered and after how long. The answer never comes from a cache.
+        """Send a request to a broker. Return which broker answered, and how long that took. The answer never comes
+        from a cache.
 
         Args:
             timeout: seconds, including the time to connect.
@@ -142,13 +143,12 @@ class VitalSigns(RecordPath):
         return await self._push.client_instance_id(timeout)
 
     def register_metric(self, name: str, read: Callable[[], float]) -> None:
-        """Push a metric of your own to brokers that request it (KIP-1076). It is not pushed if enable_metrics_push is
-        off.
+        """Push a metric of your own to brokers that request it (KIP-1076), unless enable_metrics_push is off.
 
         Args:
             name: the full name of the metric; brokers subscribe to prefixes of names.
-            read: a function that returns the value. It runs in the event loop at each push. If it raises an exception,
-                the exception is logged and the metric is removed.
+            read: a function that returns the value. The function runs in the event loop at each push. If it raises an
+                exception, the exception is logged and the metric is removed.
 
         Raises:
             InvalidArgumentError: the name is not a str, is empty or cannot be encoded as UTF-8, or `read` is not a
@@ -165,8 +165,8 @@ class VitalSigns(RecordPath):
     def describe(self) -> Description:
         """Return the producer's settings, connections, topics and oldest batches, as text for a bug report.
 
-        It sends nothing, and works in every state and thread. `str()` returns the text; `as_dict()` is for JSON.
-        Neither contains record data or secrets; both contain the names of topics, hosts and users.
+        describe() sends nothing, and works in every state and thread. `str()` returns the text; `as_dict()` is for
+        JSON. Neither contains record data or secrets; both contain the names of topics, hosts and users.
         """
         given = {name: text for name, text in self._config.shown().items() if not text.endswith("(default)")}
         state = self._state.value
@@ -252,7 +252,8 @@ class VitalSigns(RecordPath):
             )
         now = self._loop.time()
         accumulator, memory = self._accumulator, self._accumulator.memory
-        # Exporters call this in their own threads while the loop's thread changes the collections; hence the copies.
+        # Exporters call this in their own threads, and the loop's thread may change the collections at the same time,
+        # so copy them.
         ended = self._metrics.ended  # read before the buffered records are counted: see Metrics.snapshot()
         incomplete = list(accumulator.incomplete)
         oldest = incomplete[0] if incomplete else None

@@ -1,8 +1,8 @@
-"""Settles contradictions between settings. Two explicit settings that contradict each other are an error. A default
-yields to an explicit setting, and a setting from a file yields to a keyword, usually with a note.
+"""Settles contradictions between settings. Two explicit settings that contradict each other are an error. An explicit
+setting overrides a default, and a keyword overrides a setting from a file, usually with a note.
 
-Each function settles one group; `settle` calls them in order and collects their errors. If a default has yielded, its
-origin names the setting that it yielded to."""
+Each function settles one group; `settle` calls them in order and collects their errors. If a default was overridden,
+its origin names the setting that overrode it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from aioproducer.settings.security import settle_security
 from aioproducer.settings.unsettled import UnsettledSettings
 
 MOST_IN_FLIGHT_WITH_IDEMPOTENCE = 5
-"""The number of batches a broker remembers per producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
+"""The number of batches that a broker remembers per producer and partition
+(ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
 _ROUNDING = 1e-9
 """The tolerance in seconds for comparing durations: sums that are equal in milliseconds may differ in seconds."""
 _DELIVERY_TIMEOUT = 120.0
@@ -158,7 +159,7 @@ def _in_flight_per_partition(unsettled: UnsettledSettings) -> int:
     if unsettled["enable_idempotence"]:
         return int(unsettled[_IN_FLIGHT])
     if not unsettled.is_given(_IN_FLIGHT):
-        # Without sequence numbers, a batch that has to be sent again could be overtaken by the next one.
+        # Without sequence numbers, the next batch could overtake a batch that must be sent again.
         return 1
     is_the_cause = not unsettled.is_given("enable_idempotence") and unsettled["acks"] == -1
     if unsettled[_IN_FLIGHT] > 1 and not is_the_cause:
@@ -197,7 +198,7 @@ def _settle_timeouts(unsettled: UnsettledSettings) -> None:
 
 
 def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> None:
-    """Lower request_timeout_ms to what linger_ms leaves of delivery_timeout_ms; set linger_ms to 0 if that is none."""
+    """Lower request_timeout_ms to delivery_timeout_ms - linger_ms; set linger_ms to 0 if that leaves no time."""
     room = delivery - unsettled["linger_ms"]
     lowered = ["request_timeout_ms"]
     if room < _SHORTEST_REQUEST:
@@ -220,7 +221,7 @@ def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> Non
 
 
 def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> None:
-    """Set delivery_timeout_ms if it was left out. With a transactional_id, it is at most transaction_timeout_ms."""
+    """Choose delivery_timeout_ms if it was left out: at most transaction_timeout_ms if there is a transactional_id."""
     value = max(_DELIVERY_TIMEOUT, needed)
     if unsettled["transactional_id"] is not None and unsettled["transaction_timeout_ms"] < value:
         value = unsettled["transaction_timeout_ms"]

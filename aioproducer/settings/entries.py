@@ -1,6 +1,6 @@
 """Reads keywords of `Producer` from a mapping, the environment or a Java properties file, under any client's names.
 
-Text is converted to the type of each setting. `ProducerConfig.of` checks the values as it does for keywords."""
+Text is converted to the type of its setting. `ProducerConfig.of` then checks the values as it checks keywords."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ _OF_A_SERVICE = re.compile(
     r"(\w*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _URL_OF_A_SERVICE = re.compile(r"(\w*_)?PORT=(tcp|udp|sctp)://.*", re.DOTALL)
-"""Both patterns are for variables that Kubernetes sets for a Service whose name begins with the prefix. They match what
-follows the prefix."""
+"""Both patterns recognize variables that Kubernetes sets for a Service whose name begins with the prefix. They match
+the rest of the variable's name (and value), after the prefix."""
 
 _OTHER_NAME = {"batch_size": "max_batch_size", "max_batch_size": "batch_size"}
-"""Two keywords for one setting: overriding one of them also overrides the other."""
+"""The two keywords of one setting, each mapped to the other: overriding one also overrides the other."""
 
 _TRIMMED = "".join(map(chr, range(33)))
-"""The characters that Java cuts from both ends of a value (ConfigDef.parseType: String.trim)."""
+"""The characters that Java strips from both ends of a value (ConfigDef.parseType: String.trim)."""
 
 _LEFT_OUT = object()
 """The value that stands for a setting's default."""
 
 
 class Entry(NamedTuple):
-    """A key and its value, with their origin."""
+    """A key, its value, and their origin."""
 
     key: str
     value: Any
     origin: str
     """The origin: "explicit", "environment NAME" or "FILE:LINE"."""
     may_be_no_name: bool = False
-    """Whether `key` may be part of a password instead of a key."""
+    """Whether `key` may really be part of a password."""
 
 
 class Sourced(NamedTuple):
@@ -102,7 +102,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
     """Return the entries of environment variables such as AIOPRODUCER_LINGER_MS.
 
     Raises:
-        ConfigError: the prefix is not a str, or is empty, which would make every variable a setting.
+        ConfigError: the prefix is not a str, or is empty (every variable would then be a setting).
     """
     if not isinstance(prefix, str) or not prefix:
         del environ
@@ -117,12 +117,12 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
 
 
 def _is_of_a_service(name: str, value: str) -> bool:
-    """Return whether Kubernetes sets this variable in each container for a Service. `name` is without the prefix."""
+    """Return whether Kubernetes sets this variable, in every container, for a Service. `name` is without the prefix."""
     return bool(_OF_A_SERVICE.fullmatch(name) or _URL_OF_A_SERVICE.fullmatch(f"{name}={value}"))
 
 
 def entries_of_file(path: Any) -> list[Entry]:
-    """Return the entries of a properties file, which is read as Java's clients read it.
+    """Return the entries of a properties file, which is read in the same way as by the Java clients.
 
     Raises:
         ConfigError: the file can't be read, or is not a properties file.
@@ -182,8 +182,8 @@ def check_keywords(keywords: dict[str, Any]) -> None:
     Call it with a user's keywords before anything that may raise an exception.
 
     Raises:
-        ConfigError: a keyword is unknown. All values are dropped, because the misspelt keyword may be that of a
-            password.
+        ConfigError: a keyword is unknown. All values are dropped, because the misspelt keyword may have been meant for
+            a password.
     """
     for name in [name for name, value in keywords.items() if is_default_elsewhere(name, value)]:
         del keywords[name]
@@ -205,7 +205,8 @@ def _no_source(problem: str) -> ConfigError:
 def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
     """Return the keywords that the entries set. `overrides`, which are keywords themselves, take precedence.
 
-    Keys that are unknown or rejected, malformed values, and settings with two values become `mistakes` of the result.
+    Unknown or rejected keys, malformed values, and settings given twice with different values become `mistakes` of the
+    result.
     """
     found = _Found(overrides)
     for entry in entries:
@@ -226,7 +227,7 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
 
 
 class _Found:
-    """The settings found in the entries of a source that were read so far."""
+    """The settings in those entries of a source that have been read so far."""
 
     def __init__(self, overrides: Mapping[str, Any]) -> None:
         self.settings: dict[str, Any] = {}
@@ -284,7 +285,7 @@ class _Found:
         self._without_effect.setdefault(reason, []).append(_named(entry))
 
     def refuse(self, error: ConfigError, setting: str = "", unclear: Iterable[str] = ()) -> None:
-        """Keep a mistake without its traceback, which would keep other objects alive."""
+        """Store a mistake without its traceback, which would keep other objects alive."""
         self._mistakes.append(Mistake(setting, without_tracebacks(error)))
         self._unclear.update(unclear)
 
@@ -317,7 +318,7 @@ def _settings_meant(name: str) -> tuple[str, ...]:
 
 
 _BROADER_NAMES = ("socket.timeout.ms",)
-"""librdkafka's names for settings that also have a more specific name there, such as request.timeout.ms. If both are
+"""librdkafka names for settings that also have a more specific librdkafka name, such as request.timeout.ms. If both are
 given, the more specific name takes precedence."""
 
 
@@ -336,7 +337,7 @@ def _named(entry: Entry) -> str:
 
 
 def _same(name: str, first: Any, second: Any) -> bool:
-    """Return whether two values of a keyword mean the same, like "all" and -1."""
+    """Return whether two values of a keyword are equivalent, such as "all" and -1."""
     check = SETTINGS[name].value_type.check
     try:
         return bool(check(first) == check(second))

@@ -1,7 +1,7 @@
 """Parses the line that contains the credentials in Java configurations: `module flag option="value" ...;`
 
 It accepts what a client's line may contain: one login module, its flag and its options (Kafka's JaasConfig). Error
-messages show nothing of the line."""
+messages do not quote the line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_jaas(text: str) -> JaasEntry:
     """Read the value of `sasl.jaas.config`.
 
     Raises:
-        ValueError: the line is malformed. The error's text is the end of a sentence and shows nothing of the line.
+        ValueError: the line is malformed. The error's text is the end of a sentence and does not quote the line.
     """
     tokens = _tokens(text)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:

@@ -1,4 +1,4 @@
-"""The Java classes that configuration files may name: they have a counterpart in Python, or can be left out."""
+"""The Java classes that configuration files may name: each has a counterpart in Python or can be left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _text(value: str | None) -> bytes | None:
 
 
 def _uuid(value: uuid.UUID | None) -> bytes | None:
-    # UUIDSerializer writes the text, not the sixteen bytes.
+    # UUIDSerializer writes the UUID as text, not as sixteen bytes.
     return None if value is None else str(value).encode()
 
 
@@ -66,7 +66,7 @@ _TRACING_PACKAGES = (
 
 
 def is_registry_serializer(name: str) -> bool:
-    """Return whether the class is a schema registry's serializer, which can only encode objects of Java programs."""
+    """Return whether the class is a serializer for a schema registry, which can only encode Java objects."""
     return name.startswith(_REGISTRY_PACKAGES)
 
 
@@ -79,14 +79,14 @@ class Tokens(Enum):
     """The sources from which callback handlers get their tokens."""
 
     ENDPOINT = "endpoint"
-    """The token endpoint of the settings, which Kafka's own handler uses."""
+    """The token endpoint in the settings, which Kafka's own handler uses."""
     AWS = "Amazon MSK"
     GOOGLE = "Google Cloud"
     STRIMZI = "Strimzi"
-    """The token endpoint of the JAAS line."""
+    """The token endpoint in the JAAS line."""
     AZURE = "Azure Event Hubs"
     AZURE_SAMPLE = "Azure Event Hubs, if the brokers are there"
-    """The source of the class in Microsoft's sample. Other classes may have the same name."""
+    """The source for the handler class in Microsoft's sample. Unrelated classes may have the same name."""
 
 
 _OAUTH = "org.apache.kafka.common.security.oauthbearer."

@@ -1,7 +1,7 @@
 """Translates the login from a Java client's configuration: the JAAS line, and the classes of callback handlers.
 
-`take_java_login` turns both into our own settings, or into a token provider. Errors show only the names of modules and
-known options, and no other part of the line."""
+`take_java_login` turns both into our own settings, or into a token provider. Errors show the names of modules and known
+options, but no other part of the line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _OPTIONS: dict[str | Tokens, dict[str, str]] = {
         "oauth.read.timeout.seconds": "sasl_login_read_timeout_ms",
     },
 }
-"""Options of a JAAS line that correspond to our settings, by login module or by source of the tokens."""
+"""Options of a JAAS line that correspond to our settings, by login module or by token source."""
 
 _FOR_PROVIDERS = {
     Tokens.AWS: {
@@ -139,13 +139,13 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
     if "SASL" not in unsettled["security_protocol"] and (
         unsettled.is_keyword("security_protocol") or not unsettled.is_given(_JAAS)
     ):
-        return  # the check of the protocol reports these settings
+        return  # the check of security_protocol reports these settings
     _give_way_to_keywords(unsettled)
     tokens, source = _tokens(unsettled)
     line = _Line()
     if unsettled.is_given(_JAAS):
         line = _read_line(unsettled[_JAAS], tokens)
-        if line.problem:  # the error's context must not lead to the parser's local variables
+        if line.problem:  # the error's context must not refer to the parser's local variables
             raise unsettled.refused(_JAAS, line.problem, against=(source,))
         _compare_with_handler(unsettled, line.module, tokens, source)
         _compare_with_mechanism(unsettled, line.module)
@@ -200,7 +200,7 @@ def _give_way_to_keywords(unsettled: UnsettledSettings) -> None:
         name for name in (*_HANDLERS, _JAAS) if unsettled.is_given(name) and not unsettled.is_keyword(name)
     ]
     if has_password or winner == "sasl_credentials":
-        # A JAAS line that can be read is kept, because its module determines the mechanism.
+        # A valid JAAS line with a user name is kept, because its module determines the mechanism.
         given = [name for name in given if not (name == _JAAS and _names_user(unsettled))]
     if given:
         unsettled.note_winner(winner or "sasl_plain_password", given)
@@ -271,8 +271,8 @@ def _read_line(text: Secret, tokens: Tokens) -> _Line:
         elif is_oauth and option in _INSTEAD:
             return _Line(problem=f"has the option {option}, which can't be used: {_INSTEAD[option]}")
         else:
-            # The name is not shown: if a password contains a quotation mark without a backslash, the rest of the
-            # password looks like an option.
+            # The name is not shown, because it may be part of a password: after a quotation mark without a backslash,
+            # the rest of the password looks like an option.
             return _Line(problem=_unknown_option(entry.module, tokens if is_oauth else None, number))
     if extensions:
         settings["sasl_oauthbearer_extensions"] = extensions

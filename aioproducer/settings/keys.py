@@ -1,7 +1,7 @@
-"""How each key of Java's producer (4.4) and of librdkafka (2.16) is handled: used, translated, noted or rejected.
+"""How each key of the Java producer (4.4) and of librdkafka (2.16) is handled: used, translated, noted or rejected.
 
-table.py lists the keys that are names of our settings, and this module lists the others. No key is dropped silently:
-a key without effect causes a warning, and a key whose effect would be missed causes an error that says what to do
+table.py lists the keys that are names of our settings; this module lists the others. No key is dropped silently: a key
+without effect causes a warning, and a key that cannot safely be ignored causes an error that says what to do
 instead."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Fate(Enum):
     USED = "used"
     """The key is one of our settings under another name."""
     TRANSLATED = "translated"
-    """The value of the key must be converted to that of one of our settings."""
+    """The key's value must be converted to a value of one of our settings."""
     FIXED = "fixed"
     """The key is accepted if it requests behaviour that this producer always has."""
     NOTED = "noted"
@@ -35,11 +35,12 @@ class Key(NamedTuple):
     name: str
     fate: Fate
     setting: str = ""
-    """For USED and TRANSLATED: the keyword that it sets."""
+    """For USED and TRANSLATED: the keyword that the key sets."""
     reason: str = ""
     """For FIXED, NOTED and REFUSED: the explanation, which follows a colon in the warning or the error."""
     translate: Callable[[Any], Any] | None = None
-    """For TRANSLATED: converts the value to that of the setting; None stands for the setting's default."""
+    """For TRANSLATED: a function that converts the key's value to a value of our setting; None stands for the setting's
+    default."""
     fixed: tuple[str, ...] = ()
     """For FIXED: the accepted values, in lower case."""
     otherwise: Fate = Fate.REFUSED
@@ -83,12 +84,12 @@ def _or_default(value: Any) -> Any:
 
 
 def _idle(value: Any) -> Any:
-    """Convert -1, with which Java keeps connections open, to 0, which does the same in librdkafka and here."""
+    """Convert -1, which makes Java keep connections open, to 0, which does the same in librdkafka and here."""
     return 0 if isinstance(value, int | str) and str(value).strip() == "-1" else value
 
 
 def _ca_location(value: Any) -> Any:
-    """Convert `probe`, with which librdkafka uses the system's certificates, to None: they are the default here."""
+    """Convert `probe`, which makes librdkafka use the system's certificates, to None: they are the default here."""
     return None if value == "probe" else value
 
 
@@ -298,7 +299,7 @@ def _all_keys() -> dict[str, Key]:
         keys[name] = Key(name, Fate.TRANSLATED, setting_name, translate=translate)
     for name, (values, otherwise, reason) in _FIXED.items():
         fixed = tuple(values.split()) or ("",)
-        # Users disable retries to avoid duplicates, which retries without idempotence would create.
+        # Users disable retries to avoid the duplicates that retries create without idempotence.
         never, advice = (("0",), _NO_RETRIES.format(name)) if reason == _RETRIES else ((), "")
         keys[name] = Key(
             name,

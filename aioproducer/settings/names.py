@@ -67,10 +67,10 @@ def key_named(name: str) -> Key | None:
 
 
 def purpose_elsewhere(name: str) -> str | None:
-    """Return what an unknown key is meant for, if that is certainly not a Kafka producer; else None.
+    """Return the purpose of an unknown key if the key is certainly not meant for a Kafka producer; otherwise None.
 
-    A key counts as an application's own if it contains a dot, does not begin with the first word of any setting of
-    Kafka's clients, and does not resemble any of these settings.
+    A key counts as an application's own if it contains a dot, does not begin with the first word of any Kafka client's
+    setting, and does not resemble such a setting.
     """
     for beginning, reason in _BEGINNINGS.items():
         if name.startswith((beginning, beginning.replace(".", "_"))):
@@ -98,7 +98,7 @@ def unknown_keyword(name: str) -> ConfigError:
     """Return the error for a keyword that `Producer` does not have. It suggests the keyword that was probably meant."""
     key = _SNAKE_CASE.get(name)
     if key is not None and key.setting:
-        advice = f"; it is another client's {key.name}; use {key.setting}"
+        advice = f"; this looks like {key.name} from another client: use {key.setting} instead"
     elif key is not None:
         advice = f": {key.reason}" + ("; leave it out" if key.fate is Fate.NOTED else "")
     else:
@@ -116,11 +116,11 @@ def unknown_key(name: str, where: str) -> ConfigError:
 def _advice(name: str, meant: str) -> str:
     if advice := _OTHER_CLIENTS.get(name):
         return f"; {advice}"
-    return f"; did you mean {meant}?" if meant else "; docs/configuration.md lists all"
+    return f"; did you mean {meant}?" if meant else "; docs/configuration.md lists all settings"
 
 
 def _shown(name: str) -> str:
-    # A broken line of a file may have part of a password where the name should be.
+    # In a malformed file, part of a password may appear where the name should be.
     return name if re.fullmatch(r"[A-Za-z][\w.\-]{0,79}", name) else "(hidden, because it is not a name)"
 
 

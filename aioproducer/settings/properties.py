@@ -1,8 +1,8 @@
 """Reads Java's properties files: `key = value` lines as java.util.Properties reads them, with their line numbers.
 
-It supports comments (# and !), `=`, `:` or blanks between key and value, lines that continue after a backslash, and the
-escapes \\t \\n \\r \\f \\uXXXX. A file that is not valid UTF-8 is read as Latin-1. Errors name the file and the line,
-but show nothing of the line itself."""
+It supports comments (# and !), `=`, `:` or white space between key and value, lines continued with a backslash, and the
+escapes \\t \\n \\r \\f \\uXXXX. A file that is not valid UTF-8 is read as Latin-1. Errors name the file and the line
+number, but do not quote the line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Property(NamedTuple):
     line: int
     """The number of the property's first line; the file's first line is 1."""
     has_sign: bool
-    """Whether the key is followed by `=` or `:`, not only by a blank or by nothing."""
+    """Whether the key is followed by `=` or `:`, rather than by white space or nothing."""
 
     def __repr__(self) -> str:
         return f"Property({self.key!r}, <hidden>, {self.file!r}, {self.line})"
@@ -63,7 +63,7 @@ def read_properties(path: Any) -> list[Property]:
         lines = f"line {broken[0]}" if len(broken) == 1 else f"the lines {', '.join(map(str, broken))}"
         problem = f"\\u in {lines} must be followed by four hexadecimal digits"
         del properties
-    # No local variable and no error context may keep any content of the file, which may include passwords.
+    # Neither local variables nor the error's context may keep the file's content, which may include passwords.
     del text
     raise ConfigError(
         f"the properties file {name!r} can't be read: {problem}", setting="from_properties", value=name
@@ -71,10 +71,10 @@ def read_properties(path: Any) -> list[Property]:
 
 
 def _text_of(name: str) -> tuple[str, str]:
-    """Return the text of a file and the reason why it can't be read. One of the two is empty."""
+    """Return the text of a file and "", or "" and the reason why the file can't be read."""
     try:
         mode = Path(name).stat().st_mode
-        # Reading a pipe or a device might never end.
+        # Reading from a pipe or a device might block forever.
         if not stat.S_ISREG(mode):
             return "", "it is a directory" if stat.S_ISDIR(mode) else "it is not a regular file"
         with Path(name).open("rb") as file:
@@ -117,7 +117,7 @@ def _parsed(text: str, file: str) -> tuple[list[Property], list[int]]:
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield logical lines, each joined with its continuation lines, without comments and empty lines.
 
-    A line that consists only of a backslash continues nothing: the next line begins a new logical line.
+    A line that consists only of a backslash does not continue: the next line begins a new logical line.
     """
     whole, began = "", 0
     naturals = re.split(r"\r\n|\r|\n", text)

@@ -1,7 +1,6 @@
 """Checks TLS and SASL settings against each other and against `security_protocol`.
 
-A setting that would not be used is rejected: a user who has set a password and forgotten the protocol must get an
-error."""
+A setting that would not be used is rejected: if you set a password and forget the protocol, you get an error."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _ONLY_TRUST = (
     "ssl_enabled_protocols",
     "ssl_cipher_suites",
 )
-"""Settings that do not authenticate this client. Programs set them for every cluster, whatever its protocol, so a
+"""Settings that do not authenticate this client. Programs may set them for every cluster, whatever its protocol, so a
 warning is enough if they have no effect."""
 
 
@@ -94,7 +93,7 @@ _NEEDS = (
 def _settle_tls(unsettled: UnsettledSettings) -> None:
     unsettled.attempt(_look_at_context)
     for store in ("ssl_truststore", "ssl_keystore"):
-        # The type describes the file that the keyword replaces; the type of the new file is detected.
+        # The type in the source describes the file that the keyword replaces; the type of the new file is detected.
         if unsettled.is_keyword(f"{store}_location") and not unsettled.is_keyword(f"{store}_type"):
             unsettled.drop(f"{store}_type")
     for names in _INSTEAD_OF_EACH_OTHER:

@@ -71,7 +71,7 @@ class Setting:
     """The dotted names in librdkafka, which all set the same property."""
     aiokafka: str
     field: str
-    """The field of ProducerConfig; empty for a setting that only serves to derive others."""
+    """The field of ProducerConfig; empty for a setting from which others are derived."""
 
     @property
     def foreign_names(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Setting:
 
     @property
     def is_secret(self) -> bool:
-        """Whether its value is kept in a Secret."""
+        """Whether the setting's value is stored in a Secret."""
         return isinstance(self.value_type, Hidden)
 
     @property
@@ -123,7 +123,7 @@ class Setting:
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
             refusal = self.refused(value, str(error), where)
-        raise refusal  # outside of the handler, so that it gets no context that refers to other frames
+        raise refusal  # raised outside of the handler, so that it has no context that refers to other frames
 
     def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
         """Return the error for an invalid value. If the value may be a password, it is neither in the error's text nor
@@ -158,8 +158,8 @@ def _setting(
     *,
     field: str | None = None,
 ) -> Setting:
-    """Return one row of the table. Among the names in other clients, "=" stands for the keyword (with dots for Java
-    and librdkafka); blanks separate several names."""
+    """Return one row of the table. As a name in another client, "=" stands for the keyword itself (with dots for Java
+    and librdkafka). Spaces separate several librdkafka names."""
     dotted = name.replace("_", ".")
     return Setting(
         name,
@@ -319,7 +319,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 class SecuritySettings(TypedDict, total=False):
-    """The settings of TLS and SASL, as `Producer` takes them. All of them can be left out."""
+    """The TLS and SASL settings as arguments of `Producer`. All of them can be left out."""
 
     security_protocol: str
     ssl_context: ssl.SSLContext | None

@@ -1,4 +1,4 @@
-"""Settings before they become a ProducerConfig: each has been checked by itself and has an origin.
+"""Settings that are not a ProducerConfig yet: each has been checked by itself and has an origin.
 
 contradictions.py then compares them with each other and derives the rest. All mistakes are collected and raised
 together."""
@@ -54,11 +54,12 @@ NO_MISTAKES = Mistakes()
 
 
 class UnclearError(Exception):
-    """A check needs a setting whose value is unknown, because it has a mistake of its own. The check is skipped."""
+    """A check needs a setting whose value is unknown, because the setting itself has a mistake. The check is
+    skipped."""
 
 
 class Contradiction(ConfigError):
-    """Settings contradict each other. `between` names them; the settings of a source give way to keywords."""
+    """Settings contradict each other; `between` names them. Keywords override the settings of a source."""
 
     between: tuple[str, ...]
 
@@ -73,11 +74,12 @@ class UnsettledSettings:
 
         Args:
             given: keywords of `Producer`. None means "left out" if None is the default.
-            origins: the origins of the settings that were read from a source and not given as keywords.
+            origins: the origin of each setting that was read from a source, not given as a keyword.
             mistakes: the mistakes of that source.
         """
         self.notes: list[str] = []
-        """Notes for the operator: defaults that had to yield, and settings that do less than they seem to."""
+        """Notes for the operator about defaults that were overridden and settings that have less effect than
+        expected."""
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._given: set[str] = set()
@@ -86,7 +88,7 @@ class UnsettledSettings:
         self._parts: dict[str, str] = {}
         """For each setting whose value is part of another setting's value: the name of that other setting."""
         self._dropped: set[str] = set()
-        """Settings of the source that gave way to a keyword."""
+        """Settings of the source that a keyword overrode."""
         self._mistakes = list(mistakes.found)
         self._unclear = mistakes.unclear.difference(given)
         for name in SETTINGS:
@@ -171,7 +173,7 @@ class UnsettledSettings:
         self._values[name] = value
 
     def derive(self, name: str, value: Any, because: str) -> None:
-        """Set a setting that was left out to a value that follows from others."""
+        """Set a setting that was left out to a value derived from others."""
         self._values[name] = value
         self._given.discard(name)
         self._origins[name] = f"derived because {because}"
@@ -206,7 +208,7 @@ class UnsettledSettings:
         self.take_from(alias, name, self[alias])
 
     def drop(self, name: str) -> None:
-        """Reset a setting and its parts to their defaults, for example because a keyword takes its place."""
+        """Reset a setting and its parts to their defaults, for example because a keyword overrides it."""
         for part in [name, *(part for part, source in self._parts.items() if source == name)]:
             self._values[part] = _default(part)
             self._origins[part] = DEFAULT
@@ -216,7 +218,7 @@ class UnsettledSettings:
         self._mistakes = [mistake for mistake in self._mistakes if mistake.setting != name]
 
     def drop_orphan(self, name: str, needed: Sequence[str]) -> bool:
-        """Drop a setting of the source if a setting in `needed` has given way to a keyword. Return whether it was
+        """Drop a setting of the source if a keyword has overridden a setting in `needed`. Return whether it was
         dropped."""
         is_orphan = name in self._sourced and bool(self._dropped.intersection(needed))
         if is_orphan:
@@ -228,8 +230,8 @@ class UnsettledSettings:
     def attempt(self, check: Callable[[UnsettledSettings], None]) -> bool:
         """Run a check, and collect its error.
 
-        If settings of a source contradict keywords, the settings of the source give way, with a note, and the check
-        runs again. If the check needs a setting that has a mistake of its own, the check is skipped.
+        If settings of a source contradict keywords, they are dropped with a note, and the check runs again. If the
+        check needs a setting that itself has a mistake, the check is skipped.
 
         Returns:
             Whether the check ended without an error.
@@ -249,7 +251,7 @@ class UnsettledSettings:
                 error = without_tracebacks(found)
             else:
                 return True
-            if not self._wrong.intersection(concerned):  # one mistake for each setting is enough
+            if not self._wrong.intersection(concerned):  # one mistake per setting is enough
                 self._mistakes.append(Mistake("", error))
             return False
 
@@ -268,7 +270,7 @@ class UnsettledSettings:
         return True
 
     def note_winner(self, winner: str, losers: Sequence[str]) -> None:
-        """Note that settings of the source give way to a keyword."""
+        """Note that a keyword overrides settings of the source."""
         whole = [name for name in losers if self._parts.get(name) not in losers]
         self.notes.append(
             f"the keyword {winner} takes the place of {', '.join(self.named(name) for name in whole)}"
@@ -295,7 +297,7 @@ class UnsettledSettings:
         return self.contradiction(f"{self.said(name)} {problem}", name, value, (name, *against))
 
     def contradiction(self, text: str, name: str, value: Any, between: Sequence[str]) -> ConfigError:
-        """Return the error for settings that contradict each other; those of a source give way to keywords."""
+        """Return the error for settings that contradict each other; keywords override those of a source."""
         return Contradiction(text, setting=name, value=value, between=tuple(between))
 
     def place(self, name: str) -> str:

@@ -1,6 +1,6 @@
-"""Types of values that are Python code of the user: functions, and objects with certain methods.
+"""Types of values that are the user's Python code: functions, and objects with certain methods.
 
-A file can name some of Java's classes instead."""
+A configuration file can name certain Java classes instead."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ HOOKS = ObjectList(what=f"a list of objects with one of the methods {', '.join(E
 
 @dataclass(frozen=True, slots=True)
 class PartitionerChoice(UserCode):
-    """A partitioner: its name, a function, or a Java class that has a counterpart."""
+    """A partitioner: its name, a function, or the name of a Java class that has a counterpart."""
 
     what: str = "a name or f(key, all, available)"
     none_is_default: ClassVar[bool] = True

@@ -18,7 +18,7 @@ from aioproducer.types import Secret
 
 DEFAULT_PORT = 9092
 LONGEST = 2**53 - 1
-"""The longest duration in milliseconds; longer ones are reduced to it."""
+"""The longest duration, in milliseconds; longer ones are reduced to this value."""
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 _NUMBER = re.compile(r"[+-]?(\d{1,19}(\.\d*)?|\.\d+)")
 _NO_PEM = (
@@ -29,7 +29,7 @@ _FALSE = ("false", "f", "0")
 
 
 class NoEffect(Exception):
-    """Raised for a value that has no effect. The text is the end of a sentence that says why."""
+    """Raised for a value that has no effect. The text is the end of a sentence and gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Milliseconds(ValueType):
     minimum: float = 0
     per_second: int = 1000
     maximum: float = 2**63 - 1
-    """The largest value; for settings that are sent in requests, the largest that fits into the request's field."""
+    """The largest value; for a setting that is sent in requests, the largest that fits into the request's field."""
 
     def parse(self, text: str) -> float:
         if not _NUMBER.fullmatch(text.strip()):
@@ -321,7 +321,7 @@ def _is_empty(secret: Secret) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pairs(ValueType):
-    """Names with values: a mapping, or "name=value,name=value"."""
+    """Name-value pairs: a mapping, or "name=value,name=value"."""
 
     def parse(self, text: str) -> dict[str, str]:
         pairs = {}

@@ -1,8 +1,8 @@
 """Maps the columns of a DataFrame to the parts of Kafka records.
 
-The driver checks the columns; the tasks pass them on in Arrow format without conversion. Column names, types and
-error messages match those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); only the column `timestamp`
-is additional."""
+The driver checks the columns. The tasks pass them to the producer in Arrow format, without conversion. Column names,
+types and error messages match those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); only the column
+`timestamp` is additional."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def arguments_of(rows: pa.Table) -> dict[str, Any]:
 
 
 def by_topic(batches: list[pa.RecordBatch], topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each topic with its rows, in the original order. If `topic` is given, all rows are for that topic.
+    """Yield each topic with its rows, in their original order. If `topic` is given, it is the topic of all rows.
 
     Raises:
         SinkError: a row has no topic.

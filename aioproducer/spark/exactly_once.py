@@ -1,12 +1,12 @@
 """One Kafka transaction for a whole write: the driver begins and ends it, the tasks write to it.
 
-    plan     driver   takes a new epoch, which aborts what an earlier attempt left open; reads the marker
+    plan     driver   takes a new epoch, which aborts an earlier attempt's open transaction; reads the marker
     write    tasks    write as participants, each to its own partitions; write nothing if the marker says "done"
     commit   driver   commits the marker as a consumer group's offset in the same transaction, then sends EndTxn
 
 The marker is the number of the last committed write. The marker and the rows are committed together or not at all, so
-after a crash the marker decides whether a write is repeated. The broker can't distinguish the attempts of a task, so a
-second attempt never writes: the whole write is planned again, under another epoch."""
+after a crash the marker shows whether a write must be repeated. The broker can't distinguish the attempts of a task,
+so a second attempt never writes: the whole write is planned again, under another epoch."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ def commit(
 
     Args:
         plan: the plan of this write; None if only the tasks know it (a stream).
-        version: the identity of the write; None if a repetition need not be recognized.
+        version: the identity of the write, or None; without it, a repeated write is not recognized.
         reports: the reports of all tasks.
 
     Returns:
-        False if the write was committed before and the tasks have skipped it.
+        False if the write was already committed, so the tasks have skipped it.
 
     Raises:
-        SinkError: the write was not committed, or Kafka did not answer. In the latter case, only the next plan shows
-            whether it was committed.
+        SinkError: the write was not committed, or Kafka did not answer. In the latter case, only the next plan can
+            find out whether the write was committed.
     """
     for report in reports:
         if report.failure:
@@ -145,8 +145,8 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
     try:
         producer.commit_transaction()
     except CommitOutcomeUnknownError:
-        # Never abort now: the commit may be in progress. Taking a new epoch waits until the commit has ended; then the
-        # marker shows whether it succeeded.
+        # Do not abort: the commit may still be in progress. init_transactions() waits until the commit has ended; then
+        # the marker shows whether it succeeded.
         producer.init_transactions()
         if version is None or _read_marker(producer, options) != version:
             raise
@@ -157,8 +157,8 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
     """Abort the transaction, and fence the tasks that still write to it.
 
     Errors are only logged, since the next plan or the brokers' timeout also ends the transaction. If no task of a
-    stream's batch has reported, this function does not know the plan, and the transaction ends only in one of these two
-    ways."""
+    stream's batch has reported, this function does not know the plan, and only the next plan or the timeout ends the
+    transaction."""
     known = [report for report in reports if report is not None]
     plan = plan or next((report.plan for report in known if report.plan is not None), None)
     if plan is None or any(report.is_skipped for report in known):
@@ -169,7 +169,7 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
                 producer.abort_transaction()
             else:
                 # In v1, an abort does not fence tasks that are still running. If all tasks have reported, a commit was
-                # attempted and may still be in progress; taking a new epoch waits until it has ended.
+                # attempted and may still be in progress; fence_transaction() waits until it has ended.
                 producer.fence_transaction()
     except Exception as error:
         logger.warning(
@@ -202,7 +202,7 @@ def _marker_of(
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
-    """Check that no two tasks wrote to one partition: the broker can drop the rows of one and report success."""
+    """Check that no two tasks wrote to one partition: the broker can drop the rows of one task and report success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
         for place in report.written:
@@ -218,7 +218,7 @@ def _check_age(plan: Plan) -> None:
     age = time.time() - plan.begun_at
     if age > plan.seconds:
         raise SinkError(
-            f"exactly_once: the batch took {age:.0f} s, longer than the brokers let a transaction live "
+            f"exactly_once: the batch took {age:.0f} s, longer than the transaction timeout "
             f"({plan.seconds:.0f} s); give it fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or raise "
             "kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
         )
@@ -318,7 +318,7 @@ def write_exactly_once(
 
 
 def _is_of_two_writers(error: SinkError) -> bool:
-    """Return whether the broker saw a repeated sequence number or a gap, as when two tasks write to one partition."""
+    """Return whether the broker saw a repeated sequence number or a gap, the signs of two tasks in one partition."""
     if not isinstance(error.__cause__, SendManyError):
         return False
     lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))

@@ -1,4 +1,4 @@
-"""Functions for users of the sink: `partition_by_key` and `foreach_batch`."""
+"""Helper functions for users of the sink: `partition_by_key` and `foreach_batch`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def foreach_batch(
 
     Args:
         options: the options of the sink, except that `delivery` defaults to exactly_once.
-        app_id: the name of the query in the marker; by default, the query's id in its checkpoint.
+        app_id: the name that identifies the query in the marker; by default, the query's id in its checkpoint.
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
     """

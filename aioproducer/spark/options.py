@@ -15,7 +15,7 @@ from aioproducer.blocking import Producer
 
 
 class SinkError(KafkaError):
-    """A write to Kafka failed; the text says why, and includes the reason that Kafka gave."""
+    """A write to Kafka failed. The text says why, and includes Kafka's reason if there is one."""
 
 
 OWN = {
@@ -75,7 +75,7 @@ class SinkOptions:
     def check_reports(self) -> None:
         """Check that the directory of the reports exists. Called before anything is written.
 
-        If it disappears later, this is only logged: a finished write must not be repeated because of a report.
+        If the directory disappears later, that is only logged, since a finished write must not be repeated.
 
         Raises:
             ConfigError: the directory does not exist.
@@ -85,7 +85,7 @@ class SinkOptions:
 
     def producer(self, **settings: object) -> Producer:
         """Return a producer with these options, not yet started."""
-        # A task is over before a broker would ask for its metrics.
+        # A task ends before a broker would ask for its metrics.
         is_set = not self.kafka.keys().isdisjoint(("enable.metrics.push", "enable_metrics_push"))
         quiet = {} if is_set else {"enable_metrics_push": False}
         # The settings are merged, because keywords would override the options, and a contradiction must be an error.
@@ -159,27 +159,27 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
     if not own.get("transactionalid"):
         raise ConfigError(
             "delivery=exactly_once needs the option transactionalId: a name that only this query uses, and that stays "
-            "the same when it is started again",
+            "the same when the query is restarted",
             setting="transactionalId",
             value=None,
         )
     if "topic" not in own:
         raise ConfigError(
-            "delivery=exactly_once writes to one topic: set the option topic (the column of that name is not enough)",
+            "delivery=exactly_once writes to one topic: set the option topic (the column topic is not enough)",
             setting="topic",
             value=None,
         )
     app_id, version = own.get("txnappid"), None
     if is_stream and (app_id is not None or "txnversion" in own):
         raise ConfigError(
-            "txnAppId and txnVersion are for batch writes; a stream has its query's id and its batch ids",
+            "txnAppId and txnVersion are for batch writes; a stream uses its query's id and batch ids instead",
             setting="txnAppId",
             value=app_id,
         )
     if (app_id is None) is not ("txnversion" not in own):
         raise ConfigError(
             "txnAppId and txnVersion belong together: the name of the job, and the number of this write, 0 or more, "
-            "which is the same when the write is repeated",
+            "which stays the same if the write is repeated",
             setting="txnAppId",
             value=app_id,
         )
@@ -216,6 +216,6 @@ def _unknown(name: str) -> ConfigError:
     advice = (
         f"did you mean {OWN.get(near[0], near[0])}?"
         if near
-        else f"a setting of the producer is written kafka.{name}; the others are {', '.join(OWN.values())}"
+        else f"write a producer setting as kafka.{name}; the sink's own options are {', '.join(OWN.values())}"
     )
     return ConfigError(f"there is no option {name}; {advice}", setting=name, value=None)

@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     partitions: int
     """The number of the topic's partitions."""
     marker: Version | None
-    """The last committed write, or None."""
+    """The last committed write, or None if the marker does not exist."""
     begun_at: float
     """The time just before the transaction began, in seconds since 1970, by the driver's clock."""
     seconds: float

@@ -24,7 +24,7 @@ from aioproducer.spark.task import write_at_least_once
 logger = logging.getLogger(__name__)
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
-"""Local properties that Spark sets for the tasks of a stream's batch."""
+"""The local properties that Spark sets for the tasks of a stream's batch."""
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
 
 
@@ -73,8 +73,8 @@ class _Writer:
                 speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
             )
         except KafkaError as error:
-            # The error is reported, not raised: Spark would retry the task without success, and show the last
-            # attempt's error instead.
+            # The error is reported, not raised: Spark would retry the task in vain, and show the last attempt's
+            # error instead.
             report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
         worker.spare()
         return report
@@ -86,7 +86,7 @@ class _Writer:
         if len(reports) < len(messages):
             raise SinkError(
                 f"{what}: {len(messages) - len(reports)} of {counted(len(messages), 'task')} did not write the rows; "
-                "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
+                "trigger(continuous=...) does not call Python sinks; use processingTime or availableNow"
             )
         if self._options.exactly_once and not exactly_once.commit(
             self._options, self._plan, version, reports
@@ -137,8 +137,8 @@ else:
     ):
         """A replacement for the class that Spark 4.0 lacks.
 
-        Spark 4.0 plans a stream only for the first of these two base classes. A task passes Arrow batches to instances
-        of the second one, and would otherwise convert each row to a Row."""
+        Spark 4.0 plans a stream only if its writer is an instance of the first base class. A task passes Arrow batches
+        to instances of the second base class; for other writers, it converts each row to a Row."""
 
 
 class StreamWriter(_Writer, _ArrowStream):
@@ -174,7 +174,7 @@ class KafkaSink(spark.DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name to pass to `format(...)`."""
+        """Return the name to pass to `format(...)`."""
         return "aioproducer"
 
     def schema(self) -> StructType:

@@ -1,4 +1,4 @@
-"""Writes one task's rows: sends Arrow batches with a producer, awaits acknowledgements, and bounds the memory used."""
+"""Writes one task's rows: sends Arrow batches with a producer, awaits acknowledgements, and limits the memory used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IN_FLIGHT = 64 << 20
 MOST_PRODUCERS = 4
 """The maximum number of producers kept in a worker process, one for each combination of settings."""
 CLOSING = 10.0
-"""Timeout in seconds for closing a producer that is no longer needed."""
+"""Timeout in seconds for closing a producer that makes room for another one."""
 
 _kept: dict[tuple[int, Secret], Producer] = {}
 """The producers of at_least_once, keyed by process (a worker may be forked) and settings. They are kept because Spark
@@ -32,7 +32,7 @@ reuses its workers."""
 
 
 class TaskWriter:
-    """Sends one task's rows. When `finish` returns, all are acknowledged; after an exception, it can't be used."""
+    """Sends one task's rows. When `finish` returns, all are acknowledged. Not usable after an exception."""
 
     def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
         self._producer = producer
@@ -124,7 +124,7 @@ def write_at_least_once(batches: Iterable[pa.RecordBatch], options: SinkOptions,
 
 
 def _key(options: SinkOptions) -> tuple[int, Secret]:
-    # A Secret, since the settings contain passwords, and tracebacks may show the local variables of _kept_producer().
+    # The key is a Secret: the settings contain passwords, and tracebacks may show _kept_producer()'s local variables.
     return os.getpid(), Secret(repr(sorted(options.kafka.items())))
 
 
@@ -137,5 +137,5 @@ def _kept_producer(options: SinkOptions) -> Producer:
             _kept.pop(mine.pop(0)).close(timeout=CLOSING)
         producer = options.producer()
         producer.start()
-    _kept[key] = producer  # as the last one: the least recently used producer is closed first
+    _kept[key] = producer  # moved to the end: the least recently used producer is closed first
     return producer

@@ -1,4 +1,4 @@
-"""Reduces the work that PySpark does in its Python processes between two calls of the sink."""
+"""Reduces the work that PySpark does in its Python processes between two calls to the sink."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from types import FrameType
 from zipimport import zipimporter
 
 WORKERS = {"pyspark.daemon", "pyspark.worker"}
-"""Main modules of PySpark processes: those that run tasks, and those on the driver that plan and commit."""
+"""Main modules of PySpark's Python processes, which run tasks or, on the driver, plan and commit writes."""
 
 
 def spare() -> None:
-    """Reduce the work between this call of the sink and the next. Has no effect outside PySpark's own processes.
+    """Reduce the work between this call to the sink and the next. Has no effect outside PySpark's own processes.
 
-    Called at the end of each call of the sink."""
+    Called at the end of each call to the sink."""
     if _is_sparks():
         _spare_the_collector()
         _spare_the_importer()
 
 
 def acknowledge_at_once() -> None:
-    """Have the kernel acknowledge Spark's data immediately. Called before a task reads its rows.
+    """Tell the kernel to acknowledge Spark's data immediately. Called before a task reads its rows.
 
     Spark writes the rows in pieces. The sending kernel delays a small piece until the previous one is acknowledged
     (Nagle's algorithm), and Linux delays the acknowledgement by 40 ms if no data is sent in return."""
@@ -50,7 +50,7 @@ def _connection() -> socket.socket | None:
 
 @functools.cache
 def _spare_the_collector() -> None:
-    """Exclude from garbage collection the objects that exist after the first call of the sink.
+    """Exclude from garbage collection the objects that exist after the first call to the sink.
 
     PySpark collects garbage after each task, and the collector would traverse all imported modules, which takes
     about 50 ms."""

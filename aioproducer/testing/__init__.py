@@ -1,5 +1,5 @@
-"""Kafka for tests: a cluster in this process with scripted faults, a real Apache Kafka in processes of its own, and a
-test double."""
+"""Kafka for tests: an in-process cluster with scripted faults, a real Apache Kafka in separate processes, and a test
+double for Producer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "SentRecord",
 ]
 
-# Each name is imported on first use, because pytest loads the plugin, and thereby this module, in every project.
+# Each name is imported on first use, because pytest loads the plugin, and therefore this module, in every project.
 _MODULES = {
     "ApacheKafka": "aioproducer.testing.apache.kafka",
     "ApacheKafkaError": "aioproducer.testing.apache.kafka",

@@ -129,7 +129,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
 
 
 def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Wait for the end of standard input, whatever kind of file it is, then set `stop`. Runs in its own thread."""
+    """Wait until standard input ends, whatever kind of file it is, then set `stop`. Runs in its own thread."""
     try:
         while os.read(0, 65536):
             pass
@@ -171,7 +171,7 @@ async def serve(
 
 
 def main() -> int:
-    """Run the command. Return its exit status: 0 after a signal, 1 if a port is taken, 2 if an argument is invalid."""
+    """Run the command. Return the exit status: 0 after a signal, 1 if a port is taken, 2 if an argument is invalid."""
     arguments = _arguments()
     try:
         cluster = cluster_of(arguments)

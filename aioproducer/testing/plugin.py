@@ -1,4 +1,4 @@
-"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real Apache Kafka.
+"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster; `apache_kafka` is a real Apache Kafka.
 
 pytest loads this module in every project that has aioproducer installed, so it imports as little as possible.
 """
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
-    """An embedded cluster, new and empty for each test, on the event loop of the test.
+    """An embedded cluster, new and empty for each test, on the test's event loop.
 
     By default, it has one broker. `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class
     or its module changes its settings; the marker accepts all settings of `EmbeddedCluster`. Async tests of
@@ -97,7 +97,7 @@ def _loop_scope(config: pytest.Config, kind: str) -> str:
     """Return the scope of the loop that pytest-asyncio gives to tests or fixtures that do not specify one."""
     try:
         scope = config.getini(f"asyncio_default_{kind}_loop_scope")
-    except ValueError:  # pytest-asyncio is too old for the setting, or not installed
+    except ValueError:  # pytest-asyncio is not installed, or too old for the setting
         scope = None
     return "function" if scope in (None, "", "fixture-scope") else str(scope)
 
@@ -144,7 +144,8 @@ def _as_written(settings: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="session")
 def apache_kafka_settings() -> dict[str, Any]:
-    """The settings of `apache_kafka`: a small broker that starts fast. Override this fixture in conftest.py."""
+    """The settings of `apache_kafka`: by default, a small broker that starts fast. Override this fixture in
+    conftest.py."""
     return {"jvm_args": ("-Xmx384m", "-XX:TieredStopAtLevel=1")}
 
 
@@ -152,7 +153,7 @@ def apache_kafka_settings() -> dict[str, Any]:
 def apache_kafka(
     request: pytest.FixtureRequest, apache_kafka_settings: dict[str, Any]
 ) -> Iterator[ApacheKafka]:
-    """A real Apache Kafka, shared by all tests of the session: give each test topics of its own.
+    """A real Apache Kafka, shared by all tests of the session. Give each test its own topics.
 
     Its settings come from the fixture `apache_kafka_settings`. If the extra `aioproducer[kafka]` is missing, the test
     is skipped, except in CI (CI=true), where this is an error. If a test fails, the broker's logs are kept, and the

@@ -1,7 +1,7 @@
 """RecordingProducer: a Producer without a cluster, for unit tests.
 
-Everything up to the buffer is the real producer: checks, interceptors, serializers, partitioner and deliveries.
-Instead of being sent, a record is stored and acknowledged immediately, or fails as the test specified."""
+Everything up to the buffer is that of the real producer: checks, interceptors, serializers, partitioner and deliveries.
+Instead of being sent, each record is stored and acknowledged immediately, or fails as specified by the test."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class RecordingProducer(Producer):
     It is a subclass of `Producer` with the same settings. It never waits: it has no linger, no back-pressure and no
     retries, and a delivery has its result when `send` returns it. The first record for a topic creates the topic,
     with `default_partitions` partitions unless `set_partitions` was called for it. With
-    `allow_auto_create_topics=False`, only topics that were passed to `set_partitions` exist. Records of a transaction
-    appear in `sent` when it is committed. Use the embedded cluster for tests that depend on time or on brokers.
+    `allow_auto_create_topics=False`, only topics that were passed to `set_partitions` exist. The records of a
+    transaction appear in `sent` when it is committed. Use the embedded cluster for tests that depend on time or on
+    brokers.
     """
 
     default_partitions = 1
@@ -155,20 +156,21 @@ class RecordingProducer(Producer):
         """Make the delivery of the next record fail: `send` succeeds, but the record is not added to `sent`.
 
         Args:
-            error: the error of the delivery; None for a DeliveryError with all its fields.
+            error: the error of the delivery; None creates a DeliveryError with all its fields.
             outcome: the outcome of that DeliveryError, if `error` is None.
             topic: the topic whose records fail; by default, any topic.
-            count: the number of records, or of batches built by hand, that fail.
+            count: the number of records, or of manually built batches, that fail.
         """
         self._script.add(_Mishap(topic, count, error, outcome, False))
 
     def refuse_next(self, error: BaseException, *, topic: str | None = None, count: int = 1) -> None:
-        """Make the next `send` itself raise, as it does if the buffer is full or metadata is missing. Nothing is sent.
+        """Make the next `send` itself raise an error, as when the buffer is full or metadata is missing. Nothing is
+        sent.
 
         Args:
             error: the error that `send`, `send_and_wait`, `try_send` or `send_batch` raises.
             topic: the topic whose records are rejected; by default, any topic.
-            count: the number of records, or of batches built by hand, that are rejected.
+            count: the number of records, or of manually built batches, that are rejected.
         """
         self._script.add(_Mishap(topic, count, error, Outcome.NOT_PERSISTED, True))
 
@@ -202,13 +204,13 @@ class RecordingProducer(Producer):
             await self._coordinator.initialize()
 
     async def ping(self, timeout: float = 2.0) -> Ping:
-        """Return at once: there is no broker to ask."""
+        """Return at once, because there is no broker to ask."""
         check_timeout(timeout)
         self._check_usable()
         return Ping(Node(_NODE, "nowhere", 0), 0.0)
 
     async def client_instance_id(self, timeout: float = 10.0) -> UUID:
-        """Raise KafkaTimeoutError at once: there is no broker to assign an id."""
+        """Raise KafkaTimeoutError at once, because there is no broker to assign an id."""
         check_timeout(timeout)
         self._check_usable()
         return await self._push.client_instance_id(0)
@@ -246,10 +248,10 @@ class RecordingProducer(Producer):
     send_batch.__doc__ = Producer.send_batch.__doc__
 
     def _end(self, batch: ProducerBatch) -> None:
-        """Do what a broker's response does: remove the batch from its queue, and resolve its deliveries."""
+        """Do what a broker's response would cause: remove the batch from its queue, and resolve its deliveries."""
         accumulator = self._accumulator
         accumulator.forget(batch)
-        accumulator.ready(self._loop.time())  # forgets the linger of batches that are gone
+        accumulator.ready(self._loop.time())  # forgets the linger of batches that no longer exist
         if batch.state is BatchState.OPEN:
             accumulator.memory.give(batch.close())
             batch.complete_records()
@@ -262,7 +264,7 @@ class RecordingProducer(Producer):
         accumulator.release(batch)
 
     def _count(self, batch: ProducerBatch) -> None:
-        """Count a request with this batch, as the sender does."""
+        """Count a request with this batch, as the sender would."""
         metrics = self._metrics
         metrics.produce_requests += 1
         metrics.batches += 1
@@ -362,13 +364,13 @@ class _Script:
         self._mishaps.append(mishap)
 
     def refuse(self, topic: str) -> None:
-        """Raise the error that the test set for the next `send` to this topic, if any."""
+        """If the test has set an error for the next `send` to this topic, raise it."""
         mishap = self._take(topic, True)
         if mishap is not None and mishap.error is not None:
             raise mishap.error
 
     def failure(self, topic: str) -> _Mishap | None:
-        """Return the failure that the test set for the next delivery to this topic, if any."""
+        """Return the failure that the test has set for the next delivery to this topic; None if there is none."""
         return self._take(topic, False)
 
     def _take(self, topic: str, is_refusal: bool) -> _Mishap | None:
@@ -390,7 +392,7 @@ class _Agreeing(Coordinator):
 
 
 class _Topics(Metadata):
-    """Creates metadata for each topic that the test allows, without asking a broker."""
+    """Metadata for each topic that the test allows, created without asking a broker."""
 
     def __init__(self, core: Core, brokers: Brokers, count_of: Callable[[str], int | None]) -> None:
         super().__init__(core, brokers)

@@ -9,7 +9,7 @@ from aioproducer.transactions.state import Transaction
 _NAMES = {"offsets": "send_offsets"} | {
     name: name for name in ("begin", "initialize", "commit", "abort", "fence")
 }
-"""The names of the user's calls, by the first word of the name under which RunningCalls runs them."""
+"""The names of the user's calls. The keys are the first words of the names under which RunningCalls runs them."""
 
 
 class CallWatch:

@@ -64,8 +64,8 @@ class Transactional(RecordPath):
                 aborted.
             CommitOutcomeUnknownError: the commit was sent and never answered; `commit_transaction()` repeats it.
             ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
-                It also replaces a KafkaError that leaves the block, such as the error of a record that failed because
-                of the fencing, and has that error as its cause. Any other exception leaves the block unchanged.
+                This error also replaces a KafkaError that leaves the block, such as the error of a record that failed
+                because of the fencing, and has that error as its cause. Any other exception leaves the block unchanged.
 
         A cancellation takes effect when the commit or the abort has ended: after at most delivery_timeout_ms for the
         records, then max_block_ms for each request.
@@ -88,10 +88,12 @@ class Transactional(RecordPath):
         self._initializes_later = False
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction; every record sent from now on belongs to it, until it is committed or aborted.
+        """Begin a transaction. Every record sent from now on belongs to the transaction, until it is committed or
+        aborted.
 
-        The transaction uses v2 (KIP-890) until its end if the cluster has finalized v2, and v1 otherwise. After
-        `start(wait=False)`, the first call also takes over the transactional id, as `init_transactions()` does.
+        The transaction uses v2 (KIP-890) throughout if the cluster has finalized v2 and the current epoch has had no
+        v1 transaction; otherwise it uses v1 throughout. After `start(wait=False)`, the first call also takes over the
+        transactional id, as `init_transactions()` does.
 
         Raises:
             IllegalStateError: a transaction is already open, or the producer has no transactional_id.
@@ -195,9 +197,10 @@ class Transactional(RecordPath):
         Raises:
             TransactionAbortableError: the coordinator rejected a partition.
             TransactionReinitError: a new epoch was needed, and the coordinator rejected the request or did not answer.
-            IllegalStateError: no transaction is open; or a partition already has a writer; or, with transactions v1,
-                this producer wrote to it in an earlier transaction and has already sent something in this one. Export
-                first: the transaction then takes a new epoch, in which participants can number their records from 0.
+            IllegalStateError: no transaction is open, or a partition already has a writer. With transactions v1, also
+                if this producer wrote to a partition in an earlier transaction and has already sent something in this
+                one. To avoid this, export before the first send: the transaction then takes a new epoch, in which
+                participants can number their records from 0.
 
         Cancelling the call leaves the transaction unchanged; the call can be repeated.
         """
@@ -241,7 +244,7 @@ class Transactional(RecordPath):
             UnsupportedVersionError: the cluster is older than Kafka 2.5.
             IllegalStateError: the producer has no transactional_id.
 
-        The call can be cancelled without any side effect.
+        Cancelling the call has no side effects.
         """
         self._check_usable()
         if not self._transaction.is_used:
@@ -307,14 +310,14 @@ class TransactionScope:
             raise
 
     async def _abort(self) -> None:
-        """Abort. A failure is only logged: the exception that leaves the block matters more."""
+        """Abort the transaction. A failure is only logged: the exception that leaves the block matters more."""
         try:
             await _to_the_end(self._producer.abort_transaction())
         except KafkaError as error:
             _log_failed_abort(self._producer._log, error)
 
     def _raise_if_fenced(self, error: BaseException) -> None:
-        """Raise ProducerFencedError if `error` is only a consequence of the fencing."""
+        """Raise ProducerFencedError if the producer was fenced and `error` is only a consequence of that."""
         transaction = self._producer._transaction
         fenced = transaction.error
         if (
@@ -355,6 +358,6 @@ async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
     task = asyncio.ensure_future(call)
     if (cancelled := await ended(task)) is not None:
         if not task.cancelled():
-            task.exception()  # mark it as retrieved: the cancellation is raised instead
+            task.exception()  # mark the exception as retrieved: the cancellation is raised instead
         raise cancelled
     task.result()

@@ -1,4 +1,4 @@
-"""Sends a transaction's requests to its coordinator and applies the answers, one request at a time.
+"""Sends a transaction's requests to its coordinator, one at a time, and applies the answers.
 
 state.py decides what to send, and outcomes.py what an answer means. Each call runs in a task of its own."""
 
@@ -75,17 +75,20 @@ class Coordinator:
         requests = partial(CoordinatorRequests, core.config, transaction, brokers, core.metrics, core.random)
         self._requests = requests()
         self._questions = requests()
-        """The requests of committed(). They may have to wait until a transaction ends, and must not delay its end."""
+        """Sends the requests of committed(), which may have to wait until a transaction ends and must not delay its
+        end."""
         self._calls = RunningCalls(core, transaction)
         self.call_watch = self._calls.watch
         self._offset_calls = itertools.count()
         self._offsets_lock = asyncio.Lock()
-        """Held while a call sends offsets, because the next call must know whether this one was in doubt."""
+        """Held while a call sends offsets, because the next call must know whether the outcome of this one is in
+        doubt."""
 
     # ------------------------------------------------------------------------------------------ the user's calls
 
     async def initialize(self) -> None:
-        """Get a producer id and epoch for the transactional id. This aborts an older producer's open transaction."""
+        """Get a producer id and epoch for the transactional id. The request aborts an older producer's open
+        transaction."""
         transaction = self._transaction
         if self._calls.running("initialize") is None:
             transaction.check(
@@ -166,7 +169,7 @@ class Coordinator:
             self._check_may_change_epoch(partitions)
             await self._calls.run("epoch", self._change_epoch)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # a partition may have got a writer in the meantime
+            self._check_has_no_writer(partitions)  # in the meantime, a partition may have been given a writer
         self._has_begun()
         transaction.epoch_is_spent = True
         if not transaction.is_v2:
@@ -176,7 +179,7 @@ class Coordinator:
             while transaction.has_to_join:
                 await self._calls.run("partitions", self._add_partitions)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # a partition may have got a writer in the meantime
+            self._check_has_no_writer(partitions)  # in the meantime, a partition may have been given a writer
         transaction.exported.update(dict.fromkeys(partitions))
         return self._handle()
 
@@ -196,7 +199,8 @@ class Coordinator:
             )
 
     def _check_may_change_epoch(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise if the transaction may have begun at the coordinator, where a new epoch would abort it."""
+        """Raise IllegalStateError if the transaction may have begun at the coordinator: a new epoch would then abort
+        it."""
         transaction = self._transaction
         if transaction.may_have_started or transaction.wanted:
             place = next(place for place in partitions if place in transaction.numbered)
@@ -220,14 +224,15 @@ class Coordinator:
             transaction.changes_epoch = False
 
     async def _epoch_settled(self, call: str) -> None:
-        """Wait until no new epoch is being taken, so that no request of the transaction carries the old one."""
+        """Wait until no new epoch is being taken, so that no request of the transaction contains the old epoch."""
         change = self._calls.running("epoch")
         if change is not None:
             await asyncio.wait([change])
             self._transaction.check(call, TransactionState.IN_TRANSACTION)
 
     def _has_begun(self) -> None:
-        """Note that the coordinator is about to learn of the transaction, and watch its time-out from now on."""
+        """Note that the coordinator is about to learn of the transaction. From now on, the sender watches the
+        time-out."""
         self._transaction.coordinator_hears()
         self._wake.set()
 
@@ -242,7 +247,7 @@ class Coordinator:
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
-        """Add a consumer group's offsets to the transaction. The caller has checked that it is open."""
+        """Add a consumer group's offsets to the transaction. The caller has checked that the transaction is open."""
         if offsets:
             await self._epoch_settled("send_offsets_to_transaction")
             await self._calls.run(
@@ -258,7 +263,7 @@ class Coordinator:
         """Release the open transaction to the producer that will resume and end it."""
         transaction = self._transaction
         transaction.check("release_transaction", TransactionState.IN_TRANSACTION)
-        # From now on, no record is accepted, since it might be acknowledged only after the release.
+        # From now on, no record is accepted, since a later one might not be acknowledged before the release.
         transaction.move(TransactionState.RELEASING)
         try:
             await self._settled()
@@ -290,7 +295,7 @@ class Coordinator:
         self._adopt(ProducerIdentity(handle.producer_id, handle.epoch, True))
 
     def watch(self, now: float) -> float | None:
-        """Abort an open transaction that is close to its time-out; return the time of the next check, if any.
+        """Abort an open transaction that is close to its time-out. Return the time of the next check, or None.
 
         Otherwise, the brokers would abort it later, and with v1 also fence its producer; readers would wait until
         then."""
@@ -351,7 +356,8 @@ class Coordinator:
         transaction.move(TransactionState.READY)
 
     async def _new_epoch(self, known: ProducerIdentity | None, deadline: float | None = None) -> None:
-        """Send InitProducerId. With `known`, get the epoch after it; only `_next_epoch` and `_abort` may pass it."""
+        """Send InitProducerId. With `known`, get the epoch that follows it; only `_next_epoch` and `_abort` may pass
+        `known`."""
         request = InitProducerIdRequest(
             transactional_id=self._transaction.transactional_id,
             transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
@@ -443,7 +449,7 @@ class Coordinator:
             assert transaction.error is not None  # a record or a request has failed
             raise transaction.error
         try:
-            if transaction.may_have_started:  # otherwise the coordinator does not know the transaction
+            if transaction.may_have_started:  # if not, the coordinator does not know the transaction
                 await self._end(commit=True)
         except asyncio.CancelledError:
             # Only close() cancels this task.
@@ -466,7 +472,7 @@ class Coordinator:
             except KafkaError as error:
                 # The transaction is committed; the next begin_transaction() raises this error.
                 self._not_reinitialized(error)
-            except asyncio.CancelledError:  # by close(), so no other transaction follows
+            except asyncio.CancelledError:  # close() has cancelled this task, so no other transaction follows
                 self._not_reinitialized(KafkaError("the producer was closed before it got a new epoch"))
         if not transaction.refuses_records:
             transaction.move(TransactionState.READY)
@@ -480,13 +486,13 @@ class Coordinator:
     async def _next_epoch(self) -> None:
         """Take the epoch after this one while no transaction is open.
 
-        InitProducerId with (producer id, epoch) aborts any open transaction before the coordinator compares epochs. If
-        this producer was fenced without knowing it, the request would abort its successor's transaction. An abort is
-        therefore sent first. It has nothing to abort, but the coordinator compares the epoch and rejects a fenced
-        producer."""
+        InitProducerId with (producer id, epoch) aborts any open transaction before the coordinator compares epochs.
+        If this producer was fenced without knowing it, the request would abort its successor's transaction. Therefore
+        an EndTxn that aborts is sent first: it has nothing to abort, but the coordinator checks its epoch and rejects
+        a fenced producer."""
         deadline = asyncio.get_running_loop().time() + self._config.max_block
         await self._end(commit=False)
-        if not self._transaction.is_v2:  # otherwise the abort returned the next epoch
+        if not self._transaction.is_v2:  # with v2, the response to the abort contains the next epoch
             await self._new_epoch(self._identity, deadline=deadline)
 
     def _not_reinitialized(self, error: KafkaError) -> None:
@@ -503,7 +509,7 @@ class Coordinator:
                 await self._end(commit=False)
             if transaction.needs_epoch and transaction.role.stays_after_end:
                 transaction.move(TransactionState.INITIALIZING)
-                await self._new_epoch(self._identity)  # safe after an answered abort, as in _next_epoch
+                await self._new_epoch(self._identity)  # safe because the abort was answered; see _next_epoch
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # abort_transaction() can be called again
@@ -515,7 +521,7 @@ class Coordinator:
             transaction.move(TransactionState.READY)
 
     async def _expire(self) -> None:
-        """Abort the transaction at the coordinator; for the user it stays open until abort_transaction()."""
+        """Abort the transaction at the coordinator. For the user, it stays open until abort_transaction() is called."""
         transaction = self._transaction
         await self._settled()
         if transaction.state is not TransactionState.ABORT_REQUIRED:
@@ -553,7 +559,7 @@ class Coordinator:
         """Prepare an abort: let the sender fail the records that were not sent, and wait for the rest."""
         self._wake.set()
         await self._settled()
-        if self._transaction.state is not TransactionState.ABORTING:  # e.g. fenced in the meantime
+        if self._transaction.state is not TransactionState.ABORTING:  # the producer may have been fenced
             assert self._transaction.error is not None
             raise self._transaction.error
 
@@ -573,7 +579,7 @@ class Coordinator:
         )
         if transaction.is_v2:
             if response.producer_id < 0 or response.producer_epoch < 0:
-                # The transaction has ended as requested; only the epoch of the next one is missing.
+                # The transaction has ended as requested; only the epoch for the next transaction is missing.
                 self._not_reinitialized(
                     ProtocolError("the coordinator ended the transaction but returned no new epoch")
                 )
@@ -587,7 +593,7 @@ class Coordinator:
     @property
     def _identity(self) -> ProducerIdentity:
         identity = self._idempotence.identity
-        assert identity is not None  # set by initialize(), and only ever replaced
+        assert identity is not None  # set by initialize(); later it is only replaced
         return identity
 
     def _failed(self, error: KafkaError) -> None:

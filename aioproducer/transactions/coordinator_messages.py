@@ -21,7 +21,8 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 def check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
-    """Raise if an earlier request of the same transaction, carried out late, could overwrite one of these offsets."""
+    """Raise KafkaError if an earlier request of the same transaction could be carried out late and overwrite one of
+    these offsets."""
     for (topic, partition), offset in offsets.items():
         before = doubtful.get(TopicPartition(topic, partition), offset)
         if before != offset:
@@ -65,7 +66,8 @@ def offset_commit(
 def offset_fetch(group_id: str, places: Iterable[TopicPartition]) -> OffsetFetchRequest:
     """Return a request for a group's offsets that fails as long as an open transaction could change them.
 
-    It names the partitions, since a request for all partitions returns none while the group's first offset is pending.
+    The request names the partitions, since a request for all partitions returns none while the group's first offset
+    is pending.
     """
     topics: dict[str, list[int]] = {}
     for topic, partition in places:
@@ -81,7 +83,7 @@ def offset_fetch(group_id: str, places: Iterable[TopicPartition]) -> OffsetFetch
 
 
 def committed_offsets(answer: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """Return the offsets in an answer to OffsetFetch; None for a partition without one."""
+    """Return the offsets in an answer to OffsetFetch, with None for a partition without an offset."""
     return {
         TopicPartition(topic.name, partition.partition_index): (
             None

@@ -14,8 +14,8 @@ _MAGIC = b"CGMDv2:"
 """The first bytes of librdkafka's format, which confluent-kafka's `consumer_group_metadata()` returns."""
 _INT32 = 2**31 - 1
 LONGEST_METADATA = 4096
-"""The maximum length of metadata in characters (offset.metadata.max.bytes). A broker rejects longer metadata; the
-transaction must then be aborted."""
+"""The maximum length of metadata in characters (offset.metadata.max.bytes). If metadata is longer, the broker rejects
+it and the transaction must be aborted."""
 
 
 def group_metadata(group: ConsumerGroupMetadata | str | bytes) -> ConsumerGroupMetadata:

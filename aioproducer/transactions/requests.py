@@ -54,10 +54,10 @@ CEILINGS_V1: dict[ApiKey, int] = {ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4
 a newer version as v2: EndTxn would bump the epoch, and TxnOffsetCommit would add the group implicitly (KIP-890)."""
 
 ONE_KEY = 3
-"""The last version of FindCoordinator that asks for one key; later ones ask for several (KIP-699)."""
+"""The last version of FindCoordinator that asks for a single key; later versions ask for several (KIP-699)."""
 
 ONE_GROUP = 7
-"""The last version of OffsetFetch that asks for one group; later ones ask for several (KIP-709)."""
+"""The last version of OffsetFetch that asks for a single group; later versions ask for several (KIP-709)."""
 
 IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
 """The conditions under which a commit may have been carried out."""
@@ -104,8 +104,8 @@ class CoordinatorRequests:
         self.written = 0
         """The number of attempts of the current request that were sent or are about to be sent."""
         self.was_in_doubt = False
-        """True if an attempt of the last request was not answered. It may still be carried out, even after later
-        requests."""
+        """True if an attempt of the last request was not answered. The attempt may still be carried out, even after
+        later requests."""
 
     async def ask(
         self,
@@ -116,14 +116,14 @@ class CoordinatorRequests:
         is_repetition: bool = False,
         deadline: float | None = None,
     ) -> Any:
-        """Send a request, repeatedly if necessary, until the answer is final, and return a successful answer.
+        """Send a request, repeatedly if necessary, until the answer is final. Return the answer if it reports success.
 
         Args:
             request: the request.
             code_of: returns the error code of an answer.
             group: the group whose coordinator gets the request; None for the coordinator of the transactional id.
             is_repetition: True if an earlier call sent the same request and got no answer.
-            deadline: the loop time after which no attempt begins; by default max_block_ms from now.
+            deadline: the loop time after which no attempt begins; by default, max_block_ms from now.
 
         Raises:
             TransactionError: the request was rejected, or not answered in time.
@@ -161,7 +161,7 @@ class CoordinatorRequests:
         conditions: set[Condition],
         deadline: float,
     ) -> Any:
-        """Find the coordinator, send the request once, and return a successful answer.
+        """Find the coordinator and send the request once. Return the answer if it reports success.
 
         Raises:
             _TryAgainError: the request may be sent again.
@@ -224,7 +224,7 @@ class CoordinatorRequests:
         return refused
 
     def _doubt(self, conditions: set[Condition]) -> None:
-        """Note that an attempt may still be carried out.
+        """Note that an attempt may have been carried out or may still be.
 
         With transactions v1, an attempt that is carried out late could affect the next transaction in the same epoch
         (for EndTxn, see KAFKA-17754).

@@ -13,7 +13,7 @@ from aioproducer.types import TopicPartition
 
 
 class Role:
-    """The limits of a role. The defaults are the owner's."""
+    """The part that a producer plays in a transaction. The defaults are the owner's."""
 
     may_write: ClassVar[bool] = True
     is_only_writer: ClassVar[bool] = True
@@ -23,7 +23,7 @@ class Role:
     """True if the producer may begin further transactions once this one has ended."""
 
     def check_is_own(self, topic: str, partition: int) -> None:
-        """Raise if another producer may write to the partition.
+        """Raise an error if another producer may write to the partition.
 
         Raises:
             InvalidRecordError: the partition was not given to `attach`.
@@ -61,8 +61,8 @@ class Heir(Role):
 class Participant(Role):
     """Writes to partitions that the owner exported. Only the owner can end the transaction.
 
-    The broker cannot tell participants apart. If two of them number records of the same partition, the broker
-    drops records of one as duplicates and answers "success".
+    The broker cannot tell participants apart. If two participants write to the same partition, the broker drops the
+    records of one as duplicates and answers "success".
     """
 
     is_only_writer = False

@@ -1,7 +1,7 @@
-"""The running transactional calls, each in a task of its own.
+"""Runs each transactional call in a task of its own.
 
-A cancelled caller therefore leaves nothing half done: the call continues. If the same call is made again, it joins
-the running one, or gets the result that no caller has seen."""
+If the caller is cancelled, the call therefore continues and leaves nothing half done. If the same call is made again,
+it joins the running one, or gets the result that no caller has seen."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ENDINGS = ("commit", "abort", "fence", "initialize")
 
 
 class RunningCalls:
-    """The running tasks of one coordinator, by name. Belongs to one event loop."""
+    """The running calls of one coordinator, by name. Belongs to one event loop."""
 
     def __init__(self, core: Core, transaction: Transaction) -> None:
         self._transaction = transaction
         self._wake = core.wake
         self.watch = CallWatch(core, transaction)
         self.by_name: dict[str, asyncio.Task[None]] = {}
-        """The running calls. Most of them were made by the user."""
+        """The tasks of the running calls; most of the calls were made by the user."""
         self._abandoned: set[str] = set()
         """The names of running calls whose caller was cancelled."""
         self._unseen: tuple[str, int] | None = None
@@ -59,8 +59,8 @@ class RunningCalls:
             caller = asyncio.current_task()
             if not call.cancelled() or (caller is not None and caller.cancelling()):
                 self._leave(name, call)
-                raise  # the caller was cancelled; the call continues
-            # close() has cancelled the call, but not its caller, which therefore gets an error.
+                raise  # only the caller was cancelled; the call continues
+            # close() has cancelled the call but not its caller, so the caller gets an error.
             error = self._transaction.error
             if isinstance(error, CommitOutcomeUnknownError):
                 raise error from None
@@ -91,10 +91,10 @@ class RunningCalls:
         ]
 
     def has_succeeded_unseen(self, name: str) -> bool:
-        """Return whether the call succeeded after its last caller was cancelled; True only once for each success."""
+        """Return whether the call succeeded after its last caller was cancelled. Each success is reported only once."""
         call = self.by_name.get(name)
         if call is not None and call.done():
-            self._settle(name, call)  # it has just ended, and its callback has not run yet
+            self._settle(name, call)  # the call has just ended, and its callback has not run yet
         if self._unseen != (name, self._transaction.number):
             return False
         self._unseen = None
@@ -128,7 +128,7 @@ class RunningCalls:
             self._leave(name, call)
 
     def _leave(self, name: str, call: asyncio.Task[None]) -> None:
-        """Note that no caller waits for this call; if it succeeds, keep the result for a repetition of the call."""
+        """Note that no caller waits for this call. If it succeeds, its result is kept in case the call is repeated."""
         if not call.done():
             self._abandoned.add(name)
         elif name in _ENDINGS and not call.cancelled() and call.exception() is None:

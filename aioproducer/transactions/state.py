@@ -1,6 +1,6 @@
 """The state of a producer's transaction. This module makes decisions; it neither sends nor waits.
 
-The user's calls, the coordinator and the sender change the state and use it to decide what to do next. All of them run
+The user's calls, the coordinator and the sender change the state and use it to decide what to do next. All three run
 on one event loop."""
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Transaction:
         self.error: TransactionError | None = None
         """The reason why the transaction can't be committed, or why a new epoch is needed."""
         self.number = 0
-        """The number of the transaction that began last; 0 before the first."""
-        # The following fields describe that transaction.
+        """The number of the transaction that began last; 0 before the first one."""
+        # The following fields describe the transaction with this number.
         self.is_v2 = False
         """True for transactions v2 (KIP-890): writing to a partition adds it to the transaction, and the end of each
         transaction brings a new epoch."""
@@ -127,7 +127,7 @@ class Transaction:
         self.began: float | None = None
         """The loop time at which the coordinator may first have known the transaction. The time-out starts then."""
         self.has_expired = False
-        """True if the transaction came too close to its time-out, so the producer aborts it on its own."""
+        """True if the transaction came too close to its time-out, so that the producer aborts it of its own accord."""
         self.epoch_is_spent = False
         """True if the sequence numbers of this epoch cannot be continued: a numbered batch failed, a request was not
         answered, or other producers also number batches. With v1, the epoch outlives the transaction, so the next
@@ -142,10 +142,10 @@ class Transaction:
         """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
         their sequence numbers until the epoch changes."""
         self.epoch_began_v1 = False
-        """True if the coordinator may know a v1 transaction of the current epoch. Its markers may not be written yet
-        when the next transaction begins. If that one used v2 in the same epoch, brokers would accept its batches before
-        those markers, which would then end it as well. Therefore v2 is used only from the next epoch on (as in Java's
-        TransactionManager)."""
+        """True if the coordinator may know a v1 transaction of the current epoch. The markers of this transaction may
+        not be written yet when the next one begins. If the next transaction used v2 in the same epoch, brokers would
+        accept its batches before the markers, which would then end it too. Therefore, v2 is used only from the next
+        epoch on (as in Java's TransactionManager)."""
         self.changes_epoch = False
         """True while the transaction takes a new epoch at its start; nothing may be sent until the epoch arrives."""
         self.exported: dict[TopicPartition, None] = {}
@@ -160,7 +160,7 @@ class Transaction:
 
     @property
     def refuses_records(self) -> bool:
-        """True if records that were not sent yet will never be sent."""
+        """True if records that have not been sent will not be sent at all."""
         return self.state in _LOST
 
     @property
@@ -177,7 +177,7 @@ class Transaction:
     # for the user's calls
 
     def check_may_send(self) -> None:
-        """Raise unless a record may be sent now.
+        """Raise an error unless a record may be sent now.
 
         Raises:
             IllegalStateError: no transaction is open.
@@ -195,7 +195,7 @@ class Transaction:
         raise self._wrong_state("send")
 
     def check_is_still(self, number: int) -> None:
-        """Raise unless the current transaction has this number and a record may be sent now.
+        """Raise an error unless the current transaction has this number and a record may be sent now.
 
         Raises:
             IllegalStateError: another transaction began while a call of `send` waited; the record belongs to the old
@@ -209,7 +209,7 @@ class Transaction:
             )
 
     def check(self, call: str, *allowed: TransactionState) -> None:
-        """Raise unless the state is one of `allowed`.
+        """Raise an error unless the state is one of `allowed`.
 
         Raises:
             IllegalStateError: the call is not allowed in this state.
@@ -235,9 +235,10 @@ class Transaction:
         return f"the producer {self.transactional_id!r} is {self.state.value}; {WAYS_OUT[self.state]}"
 
     def begin(self, *, is_v2: bool) -> None:
-        """Begin a transaction, which uses the same protocol version until its end.
+        """Begin a transaction, which uses the same protocol version throughout.
 
-        It uses v2 if the cluster has finalized v2 (`is_v2`) and the current epoch has had no v1 transaction.
+        The transaction uses v2 if the cluster has finalized v2 (`is_v2`) and the current epoch has had no v1
+        transaction.
         """
         self.role = OWNER
         self.move(_S.IN_TRANSACTION)
@@ -260,7 +261,7 @@ class Transaction:
         self.epoch_began_v1 = not self.is_v2
 
     def epoch_changed(self) -> None:
-        """Note a new epoch: the next batch of each partition starts at sequence 0."""
+        """Note that a new epoch has begun: the next batch of each partition starts at sequence 0."""
         self.epoch_is_spent = self.epoch_began_v1 = False
         self.written.clear()
         self.numbered.clear()
@@ -310,13 +311,14 @@ class Transaction:
     def is_anothers(self, topic: str, partition: int) -> bool:
         """Return whether the partition was exported.
 
-        If this producer also numbered records there, some would be lost although every answer would be "success".
+        If this producer also wrote to the partition, some records would be lost even though every answer would be
+        "success".
         """
         return bool(self.exported) and TopicPartition(topic, partition) in self.exported
 
     @property
     def has_to_join(self) -> bool:
-        """True if partitions wait to join and the transaction can still accept them."""
+        """True if partitions are waiting to join and the transaction can still accept them."""
         return bool(self.wanted) and self.state in _OPEN
 
     def writes_to(self, topic: str, partition: int) -> None:
@@ -347,7 +349,7 @@ class Transaction:
         """Note that a record of transaction `number` was rejected without an exception.
 
         That transaction can no longer be committed, not even by a producer that takes it over. This has no effect if
-        the transaction has ended or is about to end, or if this producer only participates.
+        the transaction has ended or is about to end, or if this producer is only a participant.
         """
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
             self.must_abort(abortable(self, cause))

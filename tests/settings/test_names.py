@@ -34,7 +34,10 @@ def test_a_name_that_no_client_has_is_not_found():
     [
         ("linger_mss", "did you mean linger_ms?"),
         ("ssl_cafile", "use ssl_truststore_location"),
-        ("queue_buffering_max_ms", "it is another client's queue.buffering.max.ms; use linger_ms"),
+        (
+            "queue_buffering_max_ms",
+            "this looks like queue.buffering.max.ms from another client: use linger_ms instead",
+        ),
         ("completely_different", "docs/configuration.md lists all"),
     ],
 )

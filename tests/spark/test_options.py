@@ -35,7 +35,7 @@ def test_exactly_once_gives_a_transaction_the_longest_time_that_brokers_allow():
     [
         ({}, "kafka.bootstrap.servers", "bootstrap.servers is not set"),
         ({**SERVERS, "topics": "t"}, "topics", "did you mean topic?"),
-        ({**SERVERS, "linger.ms": "7"}, "linger.ms", "a setting of the producer is written kafka.linger.ms"),
+        ({**SERVERS, "linger.ms": "7"}, "linger.ms", "write a producer setting as kafka.linger.ms"),
         ({**SERVERS, "topic": ""}, "topic", "the name of a topic"),
         ({**SERVERS, "delivery": "once"}, "delivery", "at_least_once or exactly_once"),
         ({**SERVERS, "transactionalId": "x"}, "transactionalId", "needs delivery=exactly_once"),

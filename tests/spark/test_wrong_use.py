@@ -150,7 +150,7 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
         ({"kafka.linger.ms": "soon"}, "linger.ms='soon' must be a number of milliseconds, 0 or more"),
         ({"kafka.compression.type": "lzma"}, "'lzma' is not one of none, gzip, snappy, lz4, zstd"),
         ({"bootstrap.servers": "a:1"}, "there is no option bootstrap.servers; did you mean kafka.bootstrap"),
-        ({"startingOffsets": "latest"}, "there is no option startingOffsets; a setting of the producer is"),
+        ({"startingOffsets": "latest"}, "there is no option startingOffsets; write a producer setting as"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )

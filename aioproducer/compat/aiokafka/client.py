@@ -20,7 +20,7 @@ class BrokerMetadata(NamedTuple):
 
 
 class ClusterMetadata:
-    """The known brokers and topics. Each call returns the current state."""
+    """The known brokers and topics. Each method returns the current state."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
@@ -30,7 +30,7 @@ class ClusterMetadata:
         return {BrokerMetadata(*node) for node in self._snapshot().nodes.values()}
 
     def broker_metadata(self, broker_id: int) -> BrokerMetadata | None:
-        """Return one broker, or None if it is unknown."""
+        """Return the broker with this node id, or None if it is unknown."""
         return next((broker for broker in self.brokers() if broker.nodeId == broker_id), None)
 
     def topics(self) -> set[str]:
@@ -43,7 +43,7 @@ class ClusterMetadata:
         return None if found is None else {partition.partition for partition in found.partitions}
 
     def leader_for_partition(self, partition: TopicPartition) -> int | None:
-        """Return the node id of the leader, -1 if there is none, or None if the partition is unknown."""
+        """Return the node id of the partition's leader: -1 if it has no leader, None if the partition is unknown."""
         found = self._snapshot().partition(*partition)
         return None if found is None else found.leader
 
@@ -60,12 +60,12 @@ class Client:
         self.cluster = ClusterMetadata(producer)
 
     async def force_metadata_update(self) -> bool:
-        """Ask a broker for the metadata of the cluster. Return whether one answered."""
+        """Ask a broker for the metadata of the cluster. Return whether a broker answered."""
         try:
             await self._producer.ping()
         except KafkaError:
             return False
-        self._producer._metadata.request_update()  # soon refreshes the topics in use
+        self._producer._metadata.request_update()  # the topics in use are refreshed soon
         return True
 
     async def fetch_all_metadata(self) -> ClusterMetadata:

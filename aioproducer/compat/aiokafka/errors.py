@@ -3,8 +3,8 @@
     from aioproducer.compat.aiokafka.errors import KafkaError, KafkaTimeoutError, NotEnoughReplicasError
 
 An error that the compat producer raises is an error of aioproducer, with its fields and its text, and also an instance
-of the classes that aiokafka's producer would have raised in the same situation; translation.py decides which. Names
-that only concern consumers and administration can be imported, but are never raised.
+of the classes that aiokafka's producer would have raised in the same situation; translation.py decides which. Errors
+that concern only consumers or administration can be imported, but are never raised.
 """
 
 from __future__ import annotations
@@ -738,5 +738,5 @@ _BY_CODE: dict[int, type[BrokerResponseError]] = {
 
 
 def for_code(error_code: int) -> type[BrokerResponseError]:
-    """Return the class for an error code of Kafka, or UnknownError for a code that aiokafka does not know."""
+    """Return the class for a Kafka error code, or UnknownError for a code that aiokafka does not know."""
     return _BY_CODE.get(error_code, UnknownError)

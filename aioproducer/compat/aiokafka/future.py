@@ -17,8 +17,8 @@ from aioproducer.errors import KafkaError
 class Future:
     """A future that asyncio accepts as one of its own; `AIOKafkaProducer.send` returns it.
 
-    It reads its Delivery only when it is used, so it costs nothing until then. The record is sent even if the future is
-    cancelled."""
+    The future reads its Delivery only when it is used, so it costs nothing until then. The record is sent even if the
+    future is cancelled."""
 
     __slots__ = ("_delivery", "_is_acknowledged")
 
@@ -64,7 +64,7 @@ class Future:
         return self._delivery.cancel(msg)
 
     def result(self) -> RecordMetadata:
-        """Return the metadata of the stored record; None with acks=0.
+        """Return the metadata of the stored record, or None with acks=0.
 
         Raises:
             KafkaError: the record failed. The error is an instance of the class that aiokafka would have raised.

@@ -24,8 +24,8 @@ class AIOKafkaProducer:
         from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
     It takes aiokafka's settings, and those of `aioproducer.Producer`. A setting that is left out has aioproducer's
-    default. The errors that it raises are errors of aioproducer, and also instances of the classes that aiokafka would
-    have raised. docs/from-aiokafka.md lists the differences.
+    default. The producer raises aioproducer's errors, which are also instances of the classes that aiokafka would have
+    raised. docs/from-aiokafka.md lists the differences.
 
     `producer` is the underlying `aioproducer.Producer`, with `health()`, `metrics()`, `send_many()` and the rest.
     """
@@ -65,13 +65,13 @@ class AIOKafkaProducer:
         """Connect to the cluster.
 
         Raises:
-            KafkaConnectionError: no broker answered within max_block_ms, or each rejected the client.
+            KafkaConnectionError: no broker answered within max_block_ms, or authentication failed.
         """
         with aiokafka_errors:
             await self.producer.start()
 
     async def stop(self) -> CloseReport:
-        """Send the buffered records, then close all connections. A second call does nothing."""
+        """Send the buffered records, then close all connections. Further calls do nothing."""
         with aiokafka_errors:
             return await self.producer.close()
 
@@ -85,7 +85,7 @@ class AIOKafkaProducer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # As in aiokafka, records are also delivered if an exception leaves the block.
+        # As in aiokafka, the buffered records are sent even if an exception leaves the block.
         with aiokafka_errors:
             await self.producer.__aexit__(None, None, None)
 
@@ -111,7 +111,8 @@ class AIOKafkaProducer:
             KafkaTimeoutError: the buffer stayed full for max_block_ms. The record was not sent.
             UnknownTopicOrPartitionError: the topic or the partition did not appear within max_block_ms.
             MessageSizeTooLargeError, TypeError: the record is not valid.
-            ProducerClosed, IllegalOperation: the producer is stopped, or not in a transaction.
+            ProducerClosed: the producer is stopped.
+            IllegalOperation: the producer was not started, or it is transactional and no transaction is open.
             Others: any exception that a serializer raises.
         """
         key, value = await self._serialized(key, value)
@@ -128,11 +129,11 @@ class AIOKafkaProducer:
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> RecordMetadata:
-        """Send a record, and return its metadata when it is acknowledged; None with acks=0. Its batch does not linger.
+        """Send a record without lingering. Return its metadata when it is acknowledged, or None with acks=0.
 
         Raises:
-            The errors of `send`, and those of a failed record, such as NotEnoughReplicasError. Each of the latter is
-            also an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the log.
+            The errors of `send`, and the error of a failed record, such as NotEnoughReplicasError. The latter is also
+            an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the log.
         """
         key, value = await self._serialized(key, value)
         with aiokafka_errors:
@@ -197,7 +198,7 @@ class AIOKafkaProducer:
         Raises:
             ProducerFenced: another producer uses the transactional id.
             IllegalOperation: no transaction is open.
-            KafkaError: a record failed; this error is also an instance of that record's class of error. Call
+            KafkaError: a record failed; this error is also an instance of the class of the record's error. Call
                 abort_transaction().
         """
         with aiokafka_errors:
@@ -231,7 +232,7 @@ class AIOKafkaProducer:
 
 
 class TransactionContext:
-    """One transaction, as returned by `AIOKafkaProducer.transaction`."""
+    """The context manager that `AIOKafkaProducer.transaction` returns, for one transaction."""
 
     def __init__(self, producer: Producer) -> None:
         self._scope = producer.transaction()

@@ -30,9 +30,9 @@ def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_left_out(name: str, value: object) -> bool:
-    """Return whether the value stands for a setting that was not given; wrappers pass on such values."""
+    """Return whether the value means that the setting was not given; wrappers pass on such values."""
     if type(value) is object:
-        return True  # aiokafka's default for acks is such a marker
+        return True  # aiokafka's default for acks, a marker
     return value is None and name != "connections_max_idle_ms"  # for this setting, None means never
 
 
@@ -40,7 +40,8 @@ def _drop_what_has_no_effect(settings: dict[str, Any]) -> None:
     for name, why in _WITHOUT_EFFECT.items():
         value = settings.pop(name, None)
         if value is not None and value != "auto":
-            # aiokafka uses the same category for these settings. Level 4 is the caller of AIOKafkaProducer().
+            # aiokafka uses the same warning category for these settings. Stack level 4 is the caller of
+            # AIOKafkaProducer().
             warnings.warn(f"{name} is ignored: {why}; leave it out", DeprecationWarning, stacklevel=4)
 
 
@@ -58,7 +59,7 @@ def _settle_idempotence(settings: dict[str, Any]) -> None:
 
 
 def _settle_sasl(settings: dict[str, Any]) -> None:
-    """Apply aiokafka's SASL defaults, or drop them where they have no use and aioproducer would reject them."""
+    """Apply aiokafka's SASL defaults, or drop them if they have no effect and aioproducer would reject them."""
     mechanism = settings.get("sasl_mechanism", _DEFAULT_MECHANISM)
     if str(settings.get("security_protocol", "")).startswith("SASL_"):
         settings["sasl_mechanism"] = mechanism

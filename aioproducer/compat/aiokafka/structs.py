@@ -17,10 +17,10 @@ class RecordMetadata(NamedTuple):
     partition: int
     topic_partition: TopicPartition
     offset: int | None
-    """None if the broker no longer knew the offset of a repeated record."""
+    """The record's offset, or None if the broker no longer knew the offset of a retried record."""
     timestamp: int
     timestamp_type: int
-    """0 for the time of the producer, 1 for the time of the broker."""
+    """0 if the producer set the timestamp, 1 if the broker set it."""
     log_start_offset: int
 
     @classmethod

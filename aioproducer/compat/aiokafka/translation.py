@@ -33,7 +33,7 @@ _NAMES: dict[type[ours.KafkaError], tuple[type[Exception], ...]] = {
         theirs.AuthenticationMethodNotSupported,
         theirs.AuthenticationFailedError,
     ),
-    # aiokafka's start() raises KafkaConnectionError whatever the reason, and logs the reason.
+    # aiokafka's start() always raises KafkaConnectionError, and logs the reason.
     ours.AuthenticationError: (
         theirs.KafkaConnectionError,
         theirs.AuthenticationFailedError,
@@ -79,7 +79,7 @@ aiokafka_errors = AiokafkaErrors()
 
 
 def translate(error: ours.KafkaError) -> Exception:
-    """Make the error an instance of aiokafka's classes, too, and return it.
+    """Make the error also an instance of aiokafka's classes, and return it.
 
     If the error says that a serializer failed, return the serializer's own exception instead.
     """
@@ -102,7 +102,7 @@ def translate(error: ours.KafkaError) -> Exception:
 
 
 def _names_of(error: BaseException) -> Iterator[type[Exception]]:
-    """Yield aiokafka's classes for an error and its causes, the most specific one first."""
+    """Yield aiokafka's classes for an error and its causes, the most specific classes first."""
     code = getattr(error, "code", None)
     if isinstance(code, int):
         if code in _ALSO_FENCED:
@@ -141,7 +141,7 @@ class _Translated(ours.KafkaError):
     _theirs: ClassVar[tuple[type[Exception], ...]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The class cannot be imported by its name.
+        # The class is created at run time, so pickle cannot import it by its name.
         return _rebuild, (self._ours, self._theirs, self.message, self._facts)
 
 
@@ -150,7 +150,7 @@ _CLASSES: dict[tuple[type[Exception], ...], type[ours.KafkaError]] = {}
 
 
 def _class_of(kind: type[ours.KafkaError], names: tuple[type[Exception], ...]) -> type[ours.KafkaError]:
-    """Return a class that inherits from `kind` and all `names`. It has the name of the first of aiokafka's classes."""
+    """Return a class that inherits from `kind` and all `names`. Its name is that of the first aiokafka class."""
     if (kind, *names) in _CLASSES:
         return _CLASSES[kind, *names]
     # Built-in exceptions come last: their __init__ takes no keyword arguments.

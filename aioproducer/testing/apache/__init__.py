@@ -1,1 +1,1 @@
-"""A real Apache Kafka, in processes of its own."""
+"""A real Apache Kafka, running in separate processes."""

@@ -1,4 +1,4 @@
-"""The requests that ApacheKafka sends to check its brokers and to create topics, each over a connection of its own."""
+"""The requests with which ApacheKafka checks its brokers and creates topics, each over a separate connection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ R = TypeVar("R", bound=Message)
 
 
 async def knows(broker: ApacheBroker, expected: Collection[int]) -> bool:
-    """Return whether a broker, which may be starting, accepts clients and sees all brokers in `expected` as alive."""
+    """Return whether a broker that may still be starting accepts clients and sees all brokers in `expected` as
+    alive."""
     try:
         if not (await registered(broker.internal_port)).issuperset(expected):
             return False

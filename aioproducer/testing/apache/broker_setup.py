@@ -1,4 +1,4 @@
-"""The addresses, files and settings of one real broker. This module starts nothing."""
+"""The addresses, files and settings of one real broker. This module starts no processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PortReservation:
     """Ports of 127.0.0.1 that are reserved for the brokers until `release()`, even while a broker is down.
 
     On Linux, two sockets can share a port if both allow it and neither listens yet. A bound socket therefore keeps the
-    system from assigning its port to another program, or to a client, which could then connect to itself. The broker
-    can still listen on the port. On other systems, ports are reserved only until the brokers start.
+    system from assigning its port to another program, or to a client (which could then connect to itself), but the
+    broker can still listen on the port. On other systems, ports are reserved only until the brokers start.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class PortReservation:
 
 @dataclass(eq=False)
 class ApacheBroker:
-    """The fixed addresses and files of one broker, and its current process, if any."""
+    """One broker: its fixed addresses and files, and its current process, if any."""
 
     id: int
     directory: Path
@@ -94,7 +94,7 @@ class ApacheBroker:
 
     @property
     def scratch(self) -> Path:
-        """The directory into which the JVM unpacks files, used instead of the system's temporary directory."""
+        """The directory into which the JVM unpacks files instead of the system's temporary directory."""
         return self.directory / "tmp"
 
     @property
@@ -112,7 +112,7 @@ class ApacheBroker:
         self.is_paused = False
 
     def what_went_wrong(self) -> str:
-        """Return the errors that the last process logged, and its last lines."""
+        """Return the errors that the last process logged, and the last lines of its log."""
         return what_went_wrong(self.log, self.logged_before)
 
     def write_files(
@@ -158,8 +158,8 @@ class ApacheBroker:
 def what_went_wrong(log: Path, since: int = 0) -> str:
     """Return the first errors in a broker's log, each with the lines that follow it, and the last lines.
 
-    A broker logs the shutdown of all its parts, so the cause can be a hundred lines above the end. The part of the log
-    before byte `since` is ignored.
+    A broker logs the shutdown of all its components, so the cause may be a hundred lines before the end. The part of
+    the log before byte `since` is ignored.
     """
     try:
         lines = log.read_bytes()[since:].decode(errors="replace").splitlines()
@@ -182,7 +182,7 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 def controller_count(brokers: int) -> int:
     """Return the number of brokers that are also controllers.
 
-    It is odd, because an even number of controllers tolerates no more failures than the odd number below it.
+    The number is odd, because an even number of controllers tolerates no more failures than one controller fewer.
     """
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1
@@ -205,12 +205,12 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
         # Kafka deletes records by their timestamps: with its default of 7 days, records with last year's timestamps
-        # would be deleted some minutes after they were sent.
+        # would be deleted minutes after they were sent.
         "log.retention.ms": -1,
-        # The leaderships of a dead broker move after 4 s, instead of Kafka's default of 9 s.
+        # The partitions of a dead broker get new leaders after 4 s, instead of Kafka's default of 9 s.
         "broker.session.timeout.ms": 4000,
         "broker.heartbeat.interval.ms": 500,
-        # Few threads and little memory, because the machine also runs tests.
+        # These settings save threads and memory, because the machine also runs the tests.
         "num.network.threads": 2,
         "num.io.threads": 4,
         "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,

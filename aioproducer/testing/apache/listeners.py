@@ -1,4 +1,4 @@
-"""The listeners of a real broker, to which clients connect in plain text, or with TLS or SASL.
+"""The listeners of a real broker. Clients connect to them in plain text, or with TLS or SASL.
 
 INTERNAL and CONTROLLER are the brokers' own listeners; they use plain text and bypass all proxies. The other
 listeners, such as CLIENT, are declared by the user.

@@ -30,12 +30,12 @@ _POLL = 0.02
 class ChildProcesses:
     """Child processes that never outlive this one.
 
-    They are plain `subprocess` children and belong to no event loop: one loop can start them, and another one can end
-    them. They run in sessions of their own, so that Ctrl-C in a terminal reaches only the parent, which ends them.
+    They are plain `subprocess` children and belong to no event loop: one loop can start them, and another can end them.
+    They run in separate sessions, so that Ctrl-C in a terminal reaches only the parent, which then ends them.
 
-    However this process ends, even by SIGKILL, its pipe to the watchdog closes, and the watchdog kills the children.
-    There are two exceptions. A fork of this process that never called exec keeps the pipe open until it also ends.
-    If the watchdog is killed, the children can outlive this process.
+    When this process ends, even by SIGKILL, its pipe to the watchdog closes, and the watchdog kills the children. There
+    are two exceptions. A fork of this process that never called exec keeps the pipe open until it also ends. If the
+    watchdog is killed, the children can outlive this process.
     """
 
     def __init__(self, scratch: Path | None = None) -> None:
@@ -79,13 +79,13 @@ class ChildProcesses:
                 start_new_session=True,
             )
         self._running[process.pid] = process
-        # The command runs only after the watchdog knows its pid, because this process can die at any moment.
+        # The command must not run until the watchdog knows its pid, because this process can die at any moment.
         self._tell(f"+{process.pid}")
         _say(process, "go")
         return process
 
     async def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of `process` and return its exit code. Cancelling leaves the process running."""
+        """Wait until `process` ends, and return its exit code. Cancelling the call leaves the process running."""
         # This polls, because a child watcher would belong to one event loop, but the child does not.
         while (code := process.poll()) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
@@ -99,7 +99,7 @@ class ChildProcesses:
         self._forget(process)
 
     def kill_all(self) -> None:
-        """Kill the processes that are still running. Awaits nothing, so it can't be cancelled."""
+        """Kill the processes that are still running. This method awaits nothing, so it can't be cancelled."""
         for process in self._running.values():
             process.kill()
         for process in list(self._running.values()):
@@ -134,7 +134,8 @@ def _say(process: subprocess.Popen[bytes], last_word: str) -> None:
 
 
 def watch(lines: Iterable[str], scratch: str | None) -> None:
-    """Run the watchdog: read `+pid`, `-pid` or `done`. If the input ends without `done`, kill all that remain."""
+    """Run the watchdog: read `+pid`, `-pid` or `done`. If the input ends without `done`, kill all remaining
+    processes."""
     # A pidfd identifies its process even after the pid has been reused.
     held: dict[int, int | None] = {}
     for line in lines:

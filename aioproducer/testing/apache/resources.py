@@ -31,12 +31,12 @@ class Resources:
         self._count = 0
 
     def next_number(self) -> int:
-        """Return 1, then 2, and so on, for names that must be unique."""
+        """Return 1, then 2, and so on: numbers that make names unique."""
         self._count += 1
         return self._count
 
     def cluster_id(self) -> str:
-        """Return the cluster id, which is the same for all brokers with data in this directory, now or later."""
+        """Return the cluster id, which stays the same for all brokers whose data is in this directory."""
         file = self.directory / "cluster-id"
         if not file.exists():
             file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
@@ -68,7 +68,7 @@ class Resources:
     def _ending(self) -> Iterator[bool]:
         """End the processes before the block, and the watchdog after it.
 
-        Yields False if this was already done, or if this process is a fork of the one that has to do it. If Ctrl-C
+        Yields False if this was already done, or if this process is a fork of the process that must do it. If Ctrl-C
         interrupts the block, the watchdog lives on and removes the temporary directory when this process ends.
         """
         if self._is_released or not self.children.are_ours:

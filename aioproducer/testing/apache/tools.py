@@ -9,7 +9,7 @@ from aioproducer.testing.apache.jars import ApacheKafkaError, JavaRuntime, tail
 from aioproducer.testing.apache.resources import Resources
 
 LEAN_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Arguments for a JVM that has little to do and should start quickly."""
+"""Arguments for a JVM that runs briefly and should start quickly."""
 _UTF8 = ("-Dstdout.encoding=UTF-8", "-Dfile.encoding=UTF-8")
 """Arguments that make the output UTF-8 in every locale; the second one is for Java 17."""
 
@@ -33,7 +33,7 @@ async def run_tool(
         held.children.kill(process)  # has no effect if it has ended
     if exit_code != 0:
         how = f"did not end in {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
-        # 100 lines, because a tool prints its long usage text after the error.
+        # Show 100 lines, because a tool prints its long usage text after the error.
         raise ApacheKafkaError(f"{main_class} {how}:\n{tail(output)}\n{tail(errors, lines=100)}")
     printed = output.read_text("utf-8", errors="replace")
     output.unlink()

@@ -1,4 +1,4 @@
-"""A scripted authorizer, which the handlers call where Kafka's brokers check ACLs.
+"""A scripted authorizer. The handlers call it where Kafka's brokers check ACLs.
 
 Everything that no rule denies is allowed. As with Kafka's ACLs, denying WRITE does not deny DESCRIBE, and a rule
 for "*" covers every name. This module does not depend on the formats of requests.
@@ -36,7 +36,7 @@ class Operation(Enum):
 
 
 class ResourceType(Enum):
-    """The kind of resource that an operation applies to."""
+    """The type of resource that an operation applies to."""
 
     TOPIC = "Topic"
     GROUP = "Group"
@@ -95,7 +95,7 @@ class Authorizer:
             group: The consumer group, or "*".
             cluster: If True, deny the operation on the cluster: `Operation.IDEMPOTENT_WRITE` or `Operation.CREATE` (the
                 creation of topics).
-            principal: The principal that is denied the operation, such as "User:alice"; None: all principals. A
+            principal: The principal to which the operation is denied, such as "User:alice"; None: all principals. A
                 connection without authentication has the principal "User:ANONYMOUS".
 
         Returns:
@@ -141,7 +141,7 @@ class Authorizer:
 def producer_id_refusal(context: RequestContext, transactional_id: str | None) -> ErrorCode | None:
     """Return the error if this client can't get a producer id from InitProducerId; None if it can.
 
-    Since KIP-679, a client that may write to at least one topic needs no permission for idempotent writes."""
+    Since KIP-679, a client that may write to at least one topic needs no separate permission for idempotent writes."""
     if transactional_id is not None:
         return context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
     refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
@@ -154,7 +154,7 @@ def producer_id_refusal(context: RequestContext, transactional_id: str | None) -
 def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
     """Return the error if this client is not allowed to create the topic; None if it is.
 
-    A permission on the cluster or on the topic is enough. Kafka checks the one on the cluster first."""
+    Permission on either the cluster or the topic is enough; Kafka checks the cluster first."""
     if context.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
         return None
     return context.denied(Operation.CREATE, ResourceType.TOPIC, topic)

@@ -1,7 +1,7 @@
 """Record batches that brokers write themselves: transaction markers, and the records of internal topics.
 
-These batches are small and uncompressed. This module does not encode the batches of clients. For the layout of
-batches, see aioproducer.protocol.recordbatch.
+These batches are small and uncompressed. This module does not encode client batches. For the layout of batches, see
+aioproducer.protocol.recordbatch.
 """
 
 from __future__ import annotations
@@ -109,5 +109,5 @@ def encode_batch(
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a number as a zigzag varint, in which numbers close to 0 are short even if they are negative."""
+    """Append a number as a zigzag varint; numbers close to 0 are short, even if they are negative."""
     write_uvarint(out, (value << 1) ^ (value >> 63))

@@ -1,4 +1,4 @@
-"""One broker: a listening socket, and for each connection a task that serves one request after another.
+"""One broker: a listening socket, and for each connection a task that serves its requests one after another.
 
 A request is read only after the response to the previous one has been sent, so pipelined requests are served in order.
 EmbeddedCluster owns the brokers. The handlers process the requests; this module manages the connections.
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
-"""Kafka's default for the largest request."""
+"""The maximum size of a request in bytes: Kafka's default."""
 
-_READ_LIMIT = 1024 * 1024  # bytes that are read ahead of the request being served
-_ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent request has
+_READ_LIMIT = 1024 * 1024  # bytes to read ahead of the current request
+_ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent request used
 
 
 class BrokerState(Enum):
@@ -81,7 +81,7 @@ class EmbeddedBroker:
         self.node_id = node_id
         self.host = host
         self.port = port
-        """The port; 0 until the first start if the system chooses it."""
+        """The port; if the system chooses it, 0 until the first start."""
         self.release = release
         self.is_fenced = False
         """True if the controller has fenced the broker. The broker rejoins the cluster when it thaws."""
@@ -105,7 +105,7 @@ class EmbeddedBroker:
 
     @property
     def is_frozen(self) -> bool:
-        """True if the broker is frozen: it reads and answers nothing."""
+        """True if the broker is frozen: it reads no requests and sends no responses."""
         return self._state is BrokerState.FROZEN
 
     @property
@@ -164,7 +164,7 @@ class EmbeddedBroker:
         self._thawed.set()
 
     async def wait_stopped(self) -> None:
-        """Wait until no task or socket remains after `halt`."""
+        """After `halt`, wait until no task or socket remains."""
         if self._server is None:
             return
         # A connection that the loop has already accepted reaches _accept() a few turns later and is rejected there.
@@ -175,7 +175,7 @@ class EmbeddedBroker:
         self._server = None
 
     async def close_connections(self) -> None:
-        """Cut every connection; the broker keeps listening."""
+        """Cut every connection, but keep listening."""
         await asyncio.gather(*self._cut_connections(), return_exceptions=True)
 
     def _cut_connections(self) -> list[asyncio.Task[None]]:
@@ -187,7 +187,7 @@ class EmbeddedBroker:
     def freeze(self, for_seconds: float = math.inf) -> None:
         """Freeze the broker, as SIGSTOP would, and thaw it after `for_seconds` (never if math.inf).
 
-        A frozen broker keeps its connections and accepts new ones, but reads nothing and answers nothing."""
+        A frozen broker keeps its connections and accepts new ones, but reads no requests and sends no responses."""
         self._move(BrokerState.FROZEN)
         self._thawed.clear()
         self.while_frozen(for_seconds, self.thaw)
@@ -252,7 +252,8 @@ class EmbeddedBroker:
         try:
             security = self._cluster.security
             if self._tls is not None:
-                # This task does the handshake, not the server, so a connection can be cut even during the handshake.
+                # The handshake is done by this task, not by the server, so that a connection can be cut even during the
+                # handshake.
                 await self._thawed.wait()
                 assert isinstance(reader, asyncio.StreamReader)
                 assert isinstance(writer, asyncio.StreamWriter)
@@ -319,7 +320,7 @@ class EmbeddedBroker:
         if response is not None:
             await self._write(writer, header, response, faults, throttle_ms)
         if throttle_ms:
-            # KIP-219: the response is sent immediately; then the broker ignores the connection for the throttle time.
+            # KIP-219: the response is sent immediately; the broker then ignores the connection for the throttle time.
             await asyncio.sleep(throttle_ms / 1000)
 
     async def _read_frame(self, reader: Reader) -> bytes:

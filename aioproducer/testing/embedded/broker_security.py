@@ -3,7 +3,7 @@
     security = Security(mechanisms=["SCRAM-SHA-256"], users={"alice": "secret"}, session_lifetime=5.0)
     async with EmbeddedCluster(security=security) as cluster: ...
 
-This module implements the broker's side of the mechanisms. It shares no code with the producer's side."""
+This module implements the broker's side of the SASL mechanisms. It shares no code with the producer's side."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
 re-authentication that comes sooner."""
 
 LATEST_EXPIRY = 2.0**53
-"""The limit for the "exp" of a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
+"""The largest valid "exp" of a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
 
 
 class AuthenticationRefused(Exception):
@@ -68,7 +68,8 @@ class Security:
         Args:
             tls: The server's SSL context; None for a listener without TLS. A context that requires client certificates
                 enables mTLS.
-            mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI; empty for no SASL.
+            mechanisms: The enabled SASL mechanisms, out of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI;
+                empty to disable SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each delegation token, by token id (KIP-48).
             keytab: The keytab of the brokers, for GSSAPI. It requires the gssapi package.
@@ -76,10 +77,10 @@ class Security:
                 a limit, a session also ends when its OAUTHBEARER token expires.
             session_slack: Extra seconds before a connection is closed, for tests on slow machines.
             iterations: The iteration count of SCRAM.
-            tamper: A function that is called with the number of each SASL response (from 0) and its bytes. It returns
+            tamper: A function that is called with the number (from 0) and the bytes of each SASL response, and returns
                 the bytes to send instead.
-            clock: A function that returns the seconds since 1970, to check whether a token has expired.
-            random: The source of salts and nonces.
+            clock: A function that returns the seconds since 1970. It is used to check whether a token has expired.
+            random: The source of random salts and nonces.
         """
         self.tls = tls
         self.mechanisms = list(mechanisms)
@@ -112,7 +113,7 @@ class Security:
         """Reject a request that is not allowed at this point.
 
         Raises:
-            CloseConnection: the client has not authenticated, its session is over, or it is re-authenticating.
+            CloseConnection: the client has not authenticated, its session has ended, or it is re-authenticating.
         """
         if not self.mechanisms or not isinstance(session, SecuredSession):
             return
@@ -137,7 +138,7 @@ class Security:
 
 @dataclass(slots=True, eq=False)
 class SecuredSession(Session):
-    """The broker's state for one connection to a cluster with `Security`."""
+    """The broker's authentication state for one connection."""
 
     is_authenticated: bool = False
     mechanism: str = ""
@@ -215,7 +216,7 @@ def _authenticated(
     return max(int(min(lives) * 1000), 1)
 
 
-# The mechanisms, from the broker's side
+# The broker's side of the mechanisms
 
 
 class Exchange(Protocol):
@@ -227,7 +228,7 @@ class Exchange(Protocol):
     """Seconds for which the credentials are valid; 0: no limit."""
 
     def step(self, message: bytes) -> bytes:
-        """Return the answer to a message of the client. Raises AuthenticationRefused."""
+        """Return the response to a client's message. Raises AuthenticationRefused."""
 
 
 class _Plain:

@@ -1,6 +1,6 @@
 """The handlers of requests from consumers: Fetch and ListOffsets.
 
-They are sufficient for consumers that assign themselves partitions; consumer groups can't be joined.
+They suffice for consumers that assign partitions to themselves; consumers can't join groups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse
     """Handle Fetch. Version 4: isolation level. 5: log start offset. 7: sessions, which are never granted, so every
     request is a full one. 9: leader epochs. 12: the last version with topic names.
 
-    The handler waits up to max_wait_ms for min_bytes. Appends wake it, so it does not poll.
+    The handler waits up to max_wait_ms for min_bytes. It does not poll, because appends wake it.
     """
     reading = _Reading(context, request)
     await wait_until(reading.partitions(), reading.suffices, request.max_wait_ms / 1000)
@@ -37,7 +37,7 @@ async def fetch(context: RequestContext, request: FetchRequest) -> FetchResponse
 
 
 class _Reading:
-    """One Fetch request: its partitions are read again after every change, until there is enough data to answer."""
+    """One Fetch request. Its partitions are read again after every change, until there is enough data."""
 
     def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         self.context = context

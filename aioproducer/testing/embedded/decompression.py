@@ -1,8 +1,8 @@
 """Decompression of a batch's records, for the embedded broker and for tests.
 
 `decompress` accepts only the format that a producer should write; `decompress_as_broker` is as lenient as
-Kafka's own readers. Every length in the data is checked against the cap before memory is allocated for
-it. Both functions reject lz4 frames whose blocks depend on each other, as Kafka does.
+Kafka's own readers. Every length in the data is checked against the limit before memory is allocated for it. Both
+functions reject lz4 frames whose blocks depend on each other, as Kafka does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aioproducer.errors import ProtocolError
 from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec
 
 MAX_SIZE = 128 * 1024 * 1024
-"""The default cap on the unpacked size of one batch, in bytes."""
+"""The default limit for the uncompressed size of one batch, in bytes."""
 
 _XERIAL_MAGIC = XERIAL_HEADER[:8]
 _GZIP_CONTAINER = 31
@@ -30,7 +30,7 @@ _ZSTD_STEP = 256
 
 _Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 
-# The exceptions of the libraries; lz4.frame raises a plain RuntimeError.
+# The exceptions that the libraries raise; lz4.frame raises a plain RuntimeError.
 _MALFORMED: tuple[type[Exception], ...] = (
     isal_zlib.error,  # type: ignore[assignment]  # the stub declares an instance
     cramjam.DecompressionError,
@@ -46,20 +46,20 @@ def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
     Args:
         codec: the batch's codec.
         payload: the compressed records.
-        max_size: cap on the result, in bytes.
+        max_size: the maximum size of the result, in bytes.
 
     Raises:
-        ProtocolError: the payload is malformed or cut off, bytes follow its end, or the result exceeds
+        ProtocolError: the payload is malformed or cut off, there are bytes after its end, or the result exceeds
             `max_size`.
     """
     return _unpacked(_UNPACK[codec], codec, payload, max_size)
 
 
 def decompress_as_broker(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
-    """Unpack a payload as a broker does: like `decompress`, but accept some bytes after its end.
+    """Unpack a payload as a broker does: like `decompress`, but tolerate certain bytes after its end.
 
-    Kafka's readers of gzip, snappy and zstd continue with a further member or frame. The readers of gzip and lz4 ignore
-    any other bytes after the end, and the reader of snappy ignores up to three.
+    Kafka's gzip, snappy and zstd readers go on to read further members or frames. The gzip and lz4 readers ignore any
+    other bytes after the end, and the snappy reader ignores up to three.
 
     Raises:
         ProtocolError: the payload is malformed or cut off, or the result exceeds `max_size`.
@@ -89,7 +89,7 @@ def _gzip(payload: memoryview, max_size: int) -> bytes:
 
 def _snappy(payload: memoryview, max_size: int) -> bytes:
     if payload[:8] != _XERIAL_MAGIC:
-        # librdkafka writes snappy without xerial's framing; Java's reader accepts both.
+        # librdkafka writes snappy without xerial framing; the Java reader accepts both formats.
         return _snappy_block(payload, max_size)
     if len(payload) < len(XERIAL_HEADER):
         raise ProtocolError("cut off in xerial's header")
@@ -143,9 +143,9 @@ def _zstd(payload: memoryview, max_size: int) -> bytes:
         raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
     if claimed >= 0:
         return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
-    # Java's client compresses streams, so its frames do not contain their size. The streaming reader has no cap, so it
-    # gets only a few bytes at a time. The result can then exceed `max_size` by a few MiB at most: the shortest block,
-    # 4 bytes, unpacks to 128 KiB.
+    # The Java client compresses streams, so its frames do not contain their size. The streaming reader has no size
+    # limit, so it gets only a few bytes at a time. The result can then exceed `max_size` by a few MiB at most: the
+    # shortest block, 4 bytes, unpacks to 128 KiB.
     stream = zstandard.ZstdDecompressor().decompressobj()
     blocks = []
     size = at = 0

@@ -5,8 +5,8 @@
         ...
         assert len(cluster.records("flights")) == 1000
 
-This module has the state that all brokers share (topics, leaders, producer ids). EmbeddedBroker has the sockets of one
-broker, and Inspection has the methods with which tests inspect the cluster.
+EmbeddedCluster holds the state that all brokers share (topics, leaders, producer ids). EmbeddedBroker has the sockets
+of one broker, and Inspection has the methods with which tests inspect the cluster.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EmbeddedCluster(Inspection):
     """Brokers for tests and demonstrations, in this process and on this event loop.
 
     The cluster keeps everything in memory, so it is not for production. It imitates Kafka's protocol versions, error
-    codes, idempotence, leader epochs, acks and high watermark.
+    codes, idempotence, leader epochs, acks and high watermarks.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class EmbeddedCluster(Inspection):
             brokers: The number of brokers; their node ids count from 0.
             port: The first broker's port; the others use the ports after it. 0 lets the system choose each port.
             topics: Topics to create at the first start, with their numbers of partitions.
-            auto_create: Create a missing topic when a client requests its metadata and allows the creation.
-            default_partitions: The number of partitions of a topic whose creation does not specify it.
+            auto_create: Whether to create a missing topic when a client requests its metadata and allows its creation.
+            default_partitions: The number of partitions of a topic that is created without a partition count.
             replication_factor: The number of replicas of a partition; None: 3, or the number of brokers if it is lower.
             min_insync_replicas: The number of replicas that must be in sync for acks=all.
             max_message_bytes: The maximum size of a batch, in bytes.
-            versions: Behave like this Kafka release, from "0.11" to "4.3", or like "azure-event-hubs".
+            versions: The Kafka release to imitate, from "0.11" to "4.3", or "azure-event-hubs".
             transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
                 (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature and behave as if the level were 0.
             host: The address to listen on, which is also advertised to clients.
             clock: A function that returns the seconds since 1970, for timestamps and the time-outs of transactions.
             random: The source of random ids, such as topic ids.
             security: TLS, SASL and sessions; None for PLAINTEXT.
-            collects_metrics: Offer the APIs by which clients push metrics (KIP-714); see `telemetry`.
+            collects_metrics: Whether to offer the APIs through which clients push metrics (KIP-714); see `telemetry`.
 
         Raises:
             ValueError: a number or the release is invalid.
@@ -108,7 +108,7 @@ class EmbeddedCluster(Inspection):
         self.faults = FaultScript(brokers)
         """The scripted faults; see `FaultScript.add`."""
         self.authorizer = Authorizer()
-        """The operations that clients are denied; see `Authorizer.deny`."""
+        """The operations that are denied to clients; see `Authorizer.deny`."""
         self.quotas = Quotas()
         """The limits of clients; see `set_quota`."""
         self.failures: list[Exception] = []
@@ -119,7 +119,7 @@ class EmbeddedCluster(Inspection):
         self._clock = clock
         self._collects_metrics = collects_metrics
         self.telemetry = Telemetry()
-        """The metrics that clients are asked for, and those that they have pushed."""
+        """The metrics that the cluster requests from clients, and those that they have pushed."""
         release = release_named(versions, collects_metrics=collects_metrics)
         self._config = LogConfig.of_broker(
             is_before_4=release.is_before_4,
@@ -147,8 +147,8 @@ class EmbeddedCluster(Inspection):
     async def start(self) -> None:
         """Start all brokers and create the topics.
 
-        After `stop()`, the same cluster starts again with its ports, topics, records, leaders, transactions and group
-        offsets, as if all brokers of a real cluster had been restarted. Deleted topics stay deleted.
+        After `stop()`, the same cluster can start again with its ports, topics, records, leaders, transactions and
+        group offsets, as if all brokers of a real cluster had been restarted. Deleted topics stay deleted.
 
         Raises:
             RuntimeError: a broker is not stopped; it keeps running.
@@ -224,7 +224,7 @@ class EmbeddedCluster(Inspection):
         return [broker.node for broker in self._brokers]
 
     def alive(self) -> list[Node]:
-        """Return the brokers that metadata lists: those that are running, or frozen and not yet fenced."""
+        """Return the brokers that metadata lists: those that are running, and frozen ones that are not yet fenced."""
         return [
             broker.node
             for broker in self._brokers
@@ -276,7 +276,7 @@ class EmbeddedCluster(Inspection):
         self.transactions.resume()
 
     def freeze_broker(self, node: int, *, fenced_after: float | None = None) -> None:
-        """Freeze a broker: it keeps its connections and accepts new ones, but reads and answers nothing.
+        """Freeze a broker: it keeps its connections and accepts new ones, but reads no requests and sends no responses.
 
         Args:
             node: The broker's node id.
@@ -296,7 +296,7 @@ class EmbeddedCluster(Inspection):
         self._replace(node)
 
     def _replace(self, node: int) -> None:
-        """Act as the controller: let the partitions that the broker led or followed continue without it."""
+        """Act as the controller: make the partitions that the broker led or followed continue without it."""
         alive = {other.node_id for other in self.alive()}
         for partition in self._partitions():
             partition.broker_stopped(node, alive)
@@ -314,7 +314,7 @@ class EmbeddedCluster(Inspection):
                 partition.start_fetching(node)
 
     async def close_connections(self, node: int) -> None:
-        """Cut all connections of a broker, which keeps running."""
+        """Cut all connections of a broker. The broker keeps running."""
         await self.broker(node).close_connections()
 
     # Topics
@@ -380,7 +380,7 @@ class EmbeddedCluster(Inspection):
         self.groups.forget_topic(name)
 
     def add_partitions(self, name: str, count: int) -> None:
-        """Increase the number of partitions of a topic to `count`. Raises ValueError if it has `count` or more."""
+        """Increase the number of partitions of a topic to `count`. Raises ValueError if it already has that many."""
         topic = self.topics[name]
         have = len(topic.partitions)
         if count <= have:
@@ -393,7 +393,7 @@ class EmbeddedCluster(Inspection):
         )
 
     def check_config(self, settings: Mapping[str, str | None]) -> LogConfig:
-        """Return the config of a topic with these settings. Raises ValueError if one is invalid."""
+        """Return the config of a topic with these settings. Raises ValueError if a setting is invalid."""
         return self._config.changed(settings)
 
     def leader(self, topic: str, partition: int) -> int:
@@ -443,14 +443,14 @@ class EmbeddedCluster(Inspection):
     ) -> None:
         """Limit a client on each broker: above the limit, its connections are muted for a while.
 
-        The response is sent immediately and contains the throttle time (KIP-219). Rates are means over eleven seconds,
-        as in Kafka, so a burst of ten seconds' worth is possible.
+        The response is sent immediately and contains the throttle time (KIP-219). As in Kafka, rates are averaged over
+        eleven seconds, so a burst of ten seconds' worth of data is possible.
 
         Args:
             client_id: The client id; None limits each client id that has no quota of its own.
             producer_byte_rate: Bytes of Produce requests per second; None: no limit.
-            request_percentage: The share of a request thread's time, in percent. A fault's `delay` counts as
-                work; the waiting time of a request does not. None: no limit.
+            request_percentage: The share of a request thread's time, in percent. A fault's `delay` counts as work; the
+                time for which a request waits does not. None: no limit.
 
         Raises:
             ValueError: a limit is not above 0.
@@ -469,7 +469,7 @@ class EmbeddedCluster(Inspection):
             self.create_topic(name)
 
     def colliding_topic(self, name: str) -> str | None:
-        """Return a topic whose name equals `name` except for '.' and '_', or None. Their metrics would collide."""
+        """Return a topic whose name equals `name` except for '.' and '_' (their metrics would collide), or None."""
         unified = name.replace(".", "_")
         if "_" not in unified:
             return None
@@ -508,7 +508,7 @@ def _listed(nodes: Sequence[int]) -> str:
 def _new_partition(
     topic: str, index: int, replicas: Sequence[int], config: LogConfig, alive: set[int]
 ) -> Partition:
-    """Create a partition as the controller does: brokers that are down are neither leader nor in sync."""
+    """Create a partition as the controller does: a broker that is down is neither the leader nor in sync."""
     partition = Partition(topic, index, replicas, config)
     partition.isr = [node for node in replicas if node in alive] or [replicas[0]]
     partition.leader = partition.isr[0] if partition.isr[0] in alive else NO_LEADER

@@ -1,7 +1,7 @@
-"""Effects of scripted faults on brokers, on connections and on responses that are being sent.
+"""The effects of scripted faults on brokers, on connections and on the sending of responses.
 
-EmbeddedBroker calls these functions for the faults that FaultScript found for a request. The handlers return the
-scripted errors and omit partitions.
+EmbeddedBroker calls these functions for the faults that FaultScript found for a request. Scripted errors and omitted
+partitions are handled by the handlers instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def strike(
         node: The broker that has read the request.
         faults: The faults that the request has met.
         targets: The topics and partitions that the request names.
-        late: Whether the request has been served.
+        late: Whether the request has already been served.
 
     Raises:
         CloseConnection: the broker is down.
@@ -64,7 +64,7 @@ def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Targ
 
 
 async def hold_back(faults: Sequence[Fault]) -> None:
-    """Wait before serving a request. Meanwhile, the broker does not notice if the client closes the connection."""
+    """Wait before serving a request. During the wait, the broker does not notice a closed connection."""
     for fault in faults:
         if fault.hold_before is not None:
             await fault.hold_before.wait()

@@ -1,6 +1,6 @@
-"""Scripted faults: which requests fail, in which way, and how often.
+"""Scripted faults: which requests fail, how, and how often.
 
-Tests add faults, and each broker takes the faults that fit the request it has just read. This module only selects
+Tests add faults, and each broker takes those that match the request that it has just read. This module only selects
 faults. fault_effects applies them to brokers, connections and the sending of responses; the handlers apply errors and
 omissions.
 """
@@ -20,7 +20,7 @@ Target: TypeAlias = tuple[str, int | None]
 
 
 class ImpossibleFaultError(ValueError):
-    """A scripted fault can't be carried out in the current state of the cluster: an error in the script."""
+    """A scripted fault can't be carried out in the current state of the cluster; the script has an error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class Fault:
             self._hit.clear()
 
     def concerns(self, topic: str | None, partition: int | None = None) -> bool:
-        """Return True if the fault covers this partition. None as an argument or in the fault means any."""
+        """Return True if the fault covers this partition. None, as an argument or in the fault, means any."""
         return (self.topic is None or topic is None or self.topic == topic) and (
             self.partition is None or partition is None or self.partition == partition
         )
@@ -94,7 +94,7 @@ class FaultScript:
         self._faults: list[Fault] = []
 
     def __iter__(self) -> Iterator[Fault]:
-        """Iterate over the faults that are not used up."""
+        """Iterate over the faults that are not used up yet."""
         return iter([fault for fault in self._faults if not fault.is_used_up])
 
     def add(
@@ -140,13 +140,13 @@ class FaultScript:
 
         Args:
             api_key: The API of the requests that fail.
-            error: The error code for the affected partitions, topics or request. Unless `after_append` is set, the
-                broker does nothing else for them.
-            after_append: Carry out the request first, then answer `error`, move leaders, freeze or go down. With
+            error: The error code for the affected partitions or topics, or for the whole request. Unless `after_append`
+                is set, the broker does nothing else for them.
+            after_append: Carry out the request first; then respond with `error`, move leaders, freeze or go down. With
                 `error`, it is allowed only for Produce and for the requests of transactions.
             drop_before: Close the connection instead of serving the request.
-            hold_before: Serve the request only when this event is set, even if the client has closed its connection by
-                then. This simulates a request that is delayed and arrives after later records.
+            hold_before: Serve the request only once this event is set, even if the client has closed its connection by
+                then. This simulates a request that is delayed and arrives after records that were sent later.
             drop_after_append: Serve the request, then close the connection without a response.
             delay: Seconds between serving the request and answering it. In the meantime, nothing else is read from
                 the connection. A quota with `request_percentage` counts this time as work.
@@ -154,7 +154,7 @@ class FaultScript:
             truncate: Send only that many bytes of the response, then close the connection.
             wrong_correlation_id: Send a response whose correlation id does not match the request.
             omit_partitions: Leave the affected partitions or topics out of the response.
-            throttle_ms: Answer with this throttle time, then read nothing from the connection for that long.
+            throttle_ms: Respond with this throttle time, then read nothing from the connection for that long.
             trickle: Send the response in pieces of that many bytes.
             trickle_pause: Seconds between these pieces.
             move_leader_to: Make this broker the leader of the affected partitions, in a new leader epoch. If it is
@@ -166,8 +166,8 @@ class FaultScript:
                 `EmbeddedCluster.thaw_broker`.
             node: Only requests to this broker.
             topic: Only requests for this topic; other topics of the same request are served.
-            partition: Only this partition; others of the same request are served.
-            skip: Let that many matching requests pass first: skip=2 affects the third one.
+            partition: Only this partition; other partitions of the same request are served.
+            skip: Let that many matching requests pass first. With skip=2, the third one fails.
             count: The number of requests that fail.
 
         Returns:
@@ -219,7 +219,7 @@ class FaultScript:
         self._faults.clear()
 
     def take(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> list[Fault]:
-        """Return the faults that a request meets. If the targets of several faults overlap, only the first applies."""
+        """Return the faults that apply to a request; of faults with overlapping targets, only the first applies."""
         taken: list[Fault] = []
         for fault in self:
             if not fault.fits(api_key, node, targets):

@@ -1,7 +1,7 @@
 """The group coordinator of an embedded cluster: offsets committed in transactions, and the checks of group members.
 
 Consumers can't join groups: they assign themselves partitions, and a test sets the members of a group. Offsets are
-stored only in `__consumer_offsets`, so a new coordinator also knows them.
+stored only in `__consumer_offsets`, so a new coordinator can read them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 COMMIT_TIMEOUT = 5.0
-"""Seconds after which an unreplicated commit is answered with COORDINATOR_NOT_AVAILABLE; Kafka's default
+"""Seconds after which a commit that is not replicated fails with COORDINATOR_NOT_AVAILABLE; Kafka's default
 (offsets.commit.timeout.ms)."""
 
 UNKNOWN_MEMBER = ""
@@ -174,7 +174,7 @@ class GroupCoordinator:
             raise TransactionRefused(ErrorCode.NOT_COORDINATOR)
 
     def forget_topic(self, topic: str) -> None:
-        """Delete every group's offsets in a deleted topic, unless their log can't be written to."""
+        """Delete every group's offsets for a deleted topic, unless the log that contains them can't be written to."""
         now_ms = self._cluster.now_ms()
         for partition, state in self._states.all_loaded():
             found = state.catch_up(partition.log, partition.high_watermark).concerning(topic)

@@ -1,9 +1,9 @@
 """The handler function of each API, and the topics that a request names.
 
 The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
-`offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them for one request of a connection
-at a time. A handler changes the cluster's state and returns the response, or None if the protocol has no response; it
-never uses a socket.
+`offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them, for one request at a time on
+each connection. A handler changes the cluster's state and returns the response, or None if the protocol has no
+response; it never uses a socket.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inspection of a cluster by tests: its records, and the requests that its brokers have read.
+"""Lets tests inspect a cluster: its records, and the requests that its brokers have read.
 
 EmbeddedCluster is a subclass of Inspection. Nothing in this module changes a topic.
 """
@@ -25,7 +25,7 @@ class Inspection:
     def __init__(self) -> None:
         self.topics: dict[str, EmbeddedTopic] = {}
         self.requests: deque[SeenRequest] = deque(maxlen=_REQUESTS_KEPT)
-        """The latest requests that brokers have read, except those of an unsupported version."""
+        """The latest requests that the brokers have read, except for requests of an unsupported version."""
         self._topics_by_id: dict[UUID, EmbeddedTopic] = {}
         self._seen = asyncio.Event()
 
@@ -47,13 +47,13 @@ class Inspection:
         return list(self.log(topic, partition).batches)
 
     def records(self, topic: str, partition: int | None = None, *, committed: bool = False) -> list[Record]:
-        """Return all records of a partition, or of all partitions one after another, uncompressed and decoded.
+        """Return the decoded records of a partition, or of all partitions, one after another.
 
         Args:
             topic: The topic name.
             partition: The partition; None: all partitions.
-            committed: Return only records that a consumer with isolation.level=read_committed would receive: none of
-                open or aborted transactions, and none after the first record of an open transaction.
+            committed: Return only the records that a consumer with isolation.level=read_committed would receive: no
+                records of open or aborted transactions, and none after the first record of an open transaction.
         """
         parts = self.topics[topic].partitions if partition is None else [self.partition(topic, partition)]
         # The first batch can begin below the log start offset.
@@ -93,7 +93,8 @@ class Inspection:
         return seen
 
     def find_topic(self, name: str | None, topic_id: UUID) -> EmbeddedTopic | None:
-        """Return a topic by its name, or by its id if no name is given. None if the topic does not exist."""
+        """Return a topic by its name, or by its id if no name is given. The result is None if the topic does not
+        exist."""
         return self.topics.get(name) if name else self._topics_by_id.get(topic_id)
 
     def find_partition(self, topic: str, index: int) -> Partition | None:

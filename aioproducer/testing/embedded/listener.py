@@ -1,7 +1,7 @@
 """A listening socket that can be closed without losing a connection that was just accepted.
 
 asyncio accepts a connection in one turn of the loop and creates its transport in the next. If the server is closed in
-between, the transport is never finished: no code closes the connection, and its client waits until the garbage
+between, the transport is never completed: no code closes the connection, and its client waits until the garbage
 collector closes the socket. uvloop accepts a connection and creates its transport in the same turn."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | 
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
     listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if os.name == "posix":  # on Windows the option would let two listeners share a port
+        if os.name == "posix":  # on Windows, this option would let two listeners share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_v6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,8 +1,8 @@
 """The log of one partition: whole batches as they were sent, and the state of each producer.
 
-Only Partition appends to the log. Nothing in this module awaits, and an append does not read individual records.
-Batches have already been validated, and their bytes are kept. Only the base offset and the leader epoch, which are
-in the first 16 bytes, are overwritten.
+Only Partition appends to the log. No function in this module awaits, and an append does not read individual records.
+Batches have already been validated, and their bytes are kept. Only the base offset and the leader epoch, which are in
+the first 16 bytes, are overwritten.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class AppendError(Exception):
         self.code = code
         self.message = message
         self.is_told = is_told
-        """True if the client also gets the message; for most errors, Kafka sends only the code."""
+        """True if the client also gets the message; for most errors, Kafka sends only the error code."""
         self.record_errors = record_errors or {}
         """The errors of individual records, by their index in the batch (KIP-467)."""
         self.tells_log_start = tells_log_start
-        """True if the response also contains the log start offset, as in Kafka for errors that it considers unusual."""
+        """True if the response also contains the log start offset; Kafka includes it for errors that it considers
+        unusual."""
 
 
 class LogBatch(NamedTuple):
@@ -98,7 +99,7 @@ class LogAppendInfo(NamedTuple):
 class VerificationGuard:
     """Permission to append the first batch of a transaction.
 
-    The guard is created before the coordinator is asked, and becomes void when a marker of its producer is appended
+    The guard is created before the coordinator is asked, and becomes invalid when a marker for its producer is appended
     (Kafka's VerificationStateEntry)."""
 
     epoch: int
@@ -176,7 +177,7 @@ class PartitionLog:
     def append_marker(
         self, producer_id: int, producer_epoch: int, marker: Marker, *, leader_epoch: int, now_ms: int
     ) -> LogAppendInfo:
-        """End the producer's transaction, if this log has an open one. From now on, older epochs are rejected.
+        """End the producer's transaction, if one is open in this log. From now on, older epochs are rejected.
 
         Raises:
             AppendError: the log has seen a newer epoch of the producer, or a newer coordinator.
@@ -199,7 +200,7 @@ class PartitionLog:
     def start_verification(
         self, producer_id: int, epoch: int, sequence: int, *, is_new_producer_refused: bool
     ) -> VerificationGuard:
-        """Create the guard for a batch with this sequence, before the coordinator is asked about it."""
+        """Create the guard for a batch with this sequence; call this before the coordinator is asked about it."""
         guard = self._guards.get(producer_id)
         if guard is None:
             guard = VerificationGuard(epoch, sequence, is_new_producer_refused)
@@ -250,7 +251,7 @@ class PartitionLog:
     def read(self, offset: int, max_bytes: int, *, before: int, at_least_one: bool = True) -> list[Bytes]:
         """Return the batches that end below `before`, beginning with the one that contains `offset`.
 
-        The last batch is cut off at `max_bytes`, as in Kafka. The first batch is never cut off: if it is too large,
+        As in Kafka, the last batch is cut off at `max_bytes`, but the first batch is never cut off: if it is too large,
         `at_least_one` decides whether it is returned whole or not at all (ReplicaManager.readFromLog,
         firstEntryIncomplete).
         """
@@ -267,7 +268,7 @@ class PartitionLog:
         return found
 
     def records(self) -> list[Record]:
-        """Return every record of the log, uncompressed and decoded, without transaction markers."""
+        """Return every record of the log, decoded, without transaction markers."""
         return [record for batch in self.batches if not batch.header.is_control for record in batch.records()]
 
     def committed_records(self, high_watermark: int) -> list[Record]:
@@ -351,7 +352,7 @@ class PartitionLog:
 
 
 class RememberedBatch(NamedTuple):
-    """The fields of an appended batch by which a retry of the batch is recognised."""
+    """The fields of an appended batch that identify a retry of the batch."""
 
     first_sequence: int
     last_sequence: int

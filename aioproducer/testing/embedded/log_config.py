@@ -1,6 +1,8 @@
-"""The settings of a topic, by Kafka's names: the valid values of each, and those that affect the embedded cluster.
+"""The settings of a topic, by Kafka's names: the valid values of each, and the settings that affect the embedded
+cluster.
 
-The other settings are only checked. For example, no retention applies: the log keeps every record that it has accepted.
+The other settings are only checked. Retention, for example, has no effect: the log keeps every record that it has
+accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ NO_LIMIT = 2**63 - 1
 HOUR_MS = 3_600_000
 
 PRODUCERS_CODEC = "producer"
-"""The compression.type that keeps the codec of the producer."""
+"""The compression.type that keeps the producer's codec."""
 
 _CODECS = {"uncompressed": Codec.NONE, **{codec.name.lower(): codec for codec in Codec if codec}}
 _INT, _LONG = 2**31 - 1, 2**63 - 1
@@ -133,11 +135,12 @@ class LogConfig:
     min_insync_replicas: int = 1
     segment_bytes: int = 1024 * 1024 * 1024
     is_before_4: bool = False
-    """True for a topic of a release before Kafka 4.0, which has more settings. This field itself is not a setting."""
+    """True for a topic of a release before Kafka 4.0; such topics have more settings. This field itself is not a
+    setting."""
 
     @classmethod
     def of_broker(cls, *, is_before_4: bool, max_message_bytes: int, min_insync_replicas: int) -> LogConfig:
-        """Return the defaults of a broker. Before Kafka 4.0, timestamps were not limited."""
+        """Return a broker's defaults. Before Kafka 4.0, timestamps were not limited."""
         return cls(
             max_message_bytes=max_message_bytes,
             message_timestamp_after_max_ms=NO_LIMIT if is_before_4 else HOUR_MS,
@@ -161,7 +164,9 @@ class LogConfig:
         return _CODECS.get(self.compression_type)
 
     def changed(self, settings: Mapping[str, str | None]) -> LogConfig:
-        """Return this config with some settings changed. They are written as in Kafka: {"max.message.bytes": "1000"}.
+        """Return this config with some settings changed.
+
+        Settings are written as in Kafka: {"max.message.bytes": "1000"}.
 
         Raises:
             ValueError: a name is unknown or a value is invalid.

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class _Appended(NamedTuple):
-    """A marker in a log. It counts once it is replicated; before that, a change of leader discards it."""
+    """A marker in a log. It takes effect once it is replicated; before that, a change of leader discards it."""
 
     leader_epoch: int
     offset: int
 
 
 class Markers:
-    """The markers that are written but not yet replicated, and the partitions whose markers are held back."""
+    """The markers that have been written but not yet replicated, and the partitions whose markers are held back."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
@@ -56,7 +56,7 @@ class Markers:
         key = metadata.transactional_id, *metadata.identity
         appended = self._appended.setdefault(key, {})
         marker = Marker(metadata.state is TransactionStatus.PREPARE_COMMIT, coordinator_epoch)
-        # all() gets a list, not a generator, because every partition must be processed.
+        # Pass a list to all(), not a generator, because every partition must be processed.
         if not all([self._write_one(metadata, marker, target, appended) for target in metadata.partitions]):
             return False
         del self._appended[key]
@@ -71,7 +71,7 @@ class Markers:
     ) -> bool:
         partition = self._cluster.find_partition(*target)
         if partition is None:
-            return True  # The topic is deleted, and with it the transaction's records.
+            return True  # The topic has been deleted, along with the transaction's records.
         self._waiting.pop(partition, None)
         written = appended.get(target)
         if written is None or written.leader_epoch != partition.leader_epoch:

@@ -37,7 +37,7 @@ TRANSACTION_VERSION = "transaction.version"
 """The feature that determines the version of transactions in the cluster."""
 
 BROKER_DEFAULT = -1
-"""The value in CreateTopics for the broker's default number of partitions or replicas."""
+"""The value in CreateTopics that stands for the broker's default number of partitions or replicas."""
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 """The resource type of each key type of FindCoordinator."""
@@ -68,7 +68,7 @@ async def api_versions(context: RequestContext, request: ApiVersionsRequest) -> 
 
 
 def _add_features(context: RequestContext, response: ApiVersionsResponse) -> None:
-    """Add the level of transaction.version, which decides between transactions v1 and v2 (KIP-584, KIP-890)."""
+    """Add the level of transaction.version, which determines whether transactions are v1 or v2 (KIP-584, KIP-890)."""
     if context.version >= 4:
         # Older clients would not understand that level 0 is supported.
         supported = ApiVersionsResponse.SupportedFeatureKey(
@@ -128,7 +128,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
         may_create = request.allow_auto_topic_creation or context.version < 4
         if context.version < 12 and any(topic.name is None for topic in wanted):
             return _refused_metadata(wanted, ErrorCode.INVALID_REQUEST)
-        # If the request contains a topic id, Kafka uses only the ids. Each topic is described once.
+        # If the request contains a topic id, Kafka uses only the ids. Each topic is described only once.
         by_id = any(topic.topic_id != NIL_UUID for topic in wanted)
         unique = {topic.topic_id if by_id else topic.name: topic for topic in reversed(wanted)}
         described = [_looked_up(context, topic, by_id, may_create) for topic in reversed(unique.values())]

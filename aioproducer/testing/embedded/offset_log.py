@@ -1,7 +1,8 @@
-"""The records of `__consumer_offsets`, each with a group's offset in one partition, and the state that they describe.
+"""The records of `__consumer_offsets`, each with a group's offset in one partition, and the state that results from
+them.
 
-Offsets committed in a transaction are transactional records: they take effect at the commit marker, and an
-abort marker discards them. The formats are Kafka's (OffsetCommitKey, OffsetCommitValue).
+Offsets committed in a transaction are transactional records: a commit marker makes them effective, and an abort marker
+discards them. The formats are Kafka's (OffsetCommitKey, OffsetCommitValue).
 """
 
 from __future__ import annotations

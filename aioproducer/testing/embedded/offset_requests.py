@@ -71,7 +71,7 @@ async def txn_offset_commit(
 def _refused(
     context: RequestContext, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
 ) -> dict[TopicPartition, ErrorCode]:
-    """Return the errors that are found before the coordinator checks the request."""
+    """Return the errors that are detected before the coordinator checks the request."""
     denied = context.denied(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
     ) or context.denied(Operation.READ, ResourceType.GROUP, request.group_id)
@@ -123,7 +123,7 @@ async def _committed(
 async def _check_transaction(
     context: RequestContext, request: TxnOffsetCommitRequest, producer: ProducerIdAndEpoch
 ) -> None:
-    """Ask the coordinator about the transaction, as any partition leader does. Raises TransactionRefused."""
+    """Ask the transaction coordinator, as any partition leader does. Raises TransactionRefused."""
     partition = context.cluster.groups.partition_of(request.group_id)
     target = TopicPartition(partition.topic, partition.index)
     answers = await verify(

@@ -1,7 +1,7 @@
 """The handler of Produce, which checks each batch, appends it to its partition, and acknowledges it.
 
-The order of the checks is that of Kafka's KafkaApis and ReplicaManager. An error in one partition does not
-affect the others. `validation` checks the batch itself, and the log checks the producer's sequences.
+The checks are in the same order as in Kafka's KafkaApis and ReplicaManager. An error in one partition does not affect
+the others. `validation` checks the batch itself, and the log checks the producer's sequences.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
             answer.error_code = late
     response = _put_together(context, answers)
     if request.acks == 0 and not context.release.answers_acks_0:
-        # With acks=0 there is no response; closing the connection is the only way to report an error.
+        # With acks=0, there is no response, so closing the connection is the only way to report an error.
         if any(answer.error_code for topic in response.responses for answer in topic.partition_responses):
             raise CloseConnection("a Produce request with acks=0 failed")
         return None
@@ -208,7 +208,8 @@ def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
 
 
 def _refusal(index: int, error: AppendError) -> _Answer:
-    """Return the response for a rejected batch. Kafka sends a message only where it adds something to the code."""
+    """Return the response for a rejected batch. Kafka sends an error message only if it adds something to the error
+    code."""
     logger.debug("partition %d of a Produce request is rejected: %s", index, error)
     return _Answer(
         index=index,
@@ -252,7 +253,7 @@ async def _await_replication(context: RequestContext, written: Sequence[_Written
 
 
 def _settle(context: RequestContext, written: _Written) -> bool:
-    """Return True if the outcome of a batch is known. Even if it is an error, the leader has appended the batch."""
+    """Return True if the outcome of a batch is known. Even if it failed, the leader has appended the batch."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

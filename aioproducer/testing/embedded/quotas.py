@@ -1,8 +1,8 @@
-"""Quotas by client id: the time for which a client above its quota is muted.
+"""Quotas by client id, and the time for which a client that exceeds its quota is muted.
 
-As in Kafka's ClientQuotaManager, each broker sums up a client's use in eleven windows of one second. A client whose
+As in Kafka's ClientQuotaManager, each broker sums up a client's usage in eleven windows of one second. A client whose
 mean rate exceeds the limit is muted until the mean is back at the limit. EmbeddedBroker calls this module after each
-request, with the time of its event loop.
+request and passes its event loop's time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rate:
             self._windows[-1] = start, total + value
 
     def throttle(self, limit: float, now: float) -> float:
-        """Return the seconds after which the rate is at the limit if no values follow. Call it right after `record`."""
+        """Return the seconds until the rate is at the limit if no values follow. Call it right after `record`."""
         start = self._windows[0][0]
         elapsed = now - start
         # At least ten windows count as elapsed, so that the first request does not cause an enormous rate.
@@ -102,7 +102,7 @@ class Quotas:
 
 
 class Timed(Generic[T]):
-    """Awaits a coroutine and adds up its running time; the time for which it waits does not count."""
+    """Awaits a coroutine and adds up the time for which it runs, without the time for which it waits."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
         self.seconds = 0.0

@@ -17,7 +17,7 @@ _VARLONG_BYTES = 10
 
 
 class UnreadableLengthError(ProtocolError):
-    """A record's length is encoded in too many bytes. Kafka has no error code for that."""
+    """A record's length is encoded in too many bytes. Kafka has no error code for this case."""
 
 
 class ScannedRecords(NamedTuple):

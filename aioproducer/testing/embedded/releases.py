@@ -1,7 +1,7 @@
 """The API versions of each Kafka release, to which `EmbeddedCluster(versions=...)` limits its brokers.
 
-Besides Kafka's releases, one other service is imitated: Azure Event Hubs, which supports Kafka's protocol with limits
-of its own.
+Besides Kafka releases, one other service can be imitated: Azure Event Hubs, which supports Kafka's protocol with some
+limitations.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ _TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The properties of a release's brokers that differ between releases."""
+    """The properties of brokers that depend on the release."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]
     """The versions of each API that the brokers serve."""
     refuses_newer_api_versions: bool = True
-    """If True, an ApiVersions request of a version that is too new is answered with the supported versions (KIP-511).
-    If False, the connection is closed."""
+    """If True, a broker answers an ApiVersions request of too new a version with the supported versions (KIP-511). If
+    False, it closes the connection."""
     codecs: frozenset[Codec] = frozenset(Codec)
-    """The codecs that a batch can be compressed with."""
+    """The codecs with which a batch may be compressed."""
     answers_acks_0: bool = False
     """True if even a Produce request with acks=0 gets a response."""
     idempotence_needs_cluster_acl: bool = False
@@ -124,7 +124,7 @@ class Release:
 def release_named(name: str, *, collects_metrics: bool = False) -> Release:
     """Return the release with this name: a Kafka release such as "2.1" or "4.1", or "azure-event-hubs".
 
-    Brokers offer the APIs of KIP-714 only if they have a plugin that collects the metrics of clients.
+    Brokers offer the APIs of KIP-714 only if they have a plugin that collects client metrics.
 
     The imitation of Event Hubs follows reports from users of Kafka clients. Its Metadata has no topic ids, although its
     Produce has them. It closes the connection on ApiVersions 4, rejects every compression codec except gzip with

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 
 _REPLICAS = 3
-"""Kafka's default replication factor of both topics; a smaller cluster has one replica on each broker."""
+"""Kafka's default replication factor for both topics; a smaller cluster has one replica on each broker."""
 
 
 class _Shard(Generic[State]):
@@ -50,8 +50,8 @@ class StateTopic(Generic[State]):
             name: The name of the topic.
             partitions: The number of partitions.
             load: A function that reads the log of a partition and returns its state.
-            min_insync_replicas: The number of replicas that must be in sync for a write, if there are three replicas;
-                None: as for other topics.
+            min_insync_replicas: The number of replicas that must be in sync for a write if there are three replicas;
+                None: the same number as for other topics.
         """
         self.name = name
         self._cluster = cluster
@@ -129,7 +129,7 @@ class StateTopic(Generic[State]):
         self._is_loading_held = False
 
     def append(self, partition: Partition, data: bytes) -> int:
-        """Write a batch and return its last offset. The batch counts once it is replicated.
+        """Write a batch and return its last offset. The batch takes effect once it is replicated.
 
         Raises:
             TransactionRefused: too few replicas are in sync, or the log rejects the batch.

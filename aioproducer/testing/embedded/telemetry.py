@@ -1,4 +1,4 @@
-"""The client metrics that a cluster collects (KIP-714): those that it asks for, and those that it has received."""
+"""The client metrics of a cluster (KIP-714): those that it requests, and those that it has received."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Push(NamedTuple):
 
 
 class Telemetry:
-    """The metrics that the cluster asks all clients for (none at first), and those that it has received."""
+    """The metrics that the cluster requests from all clients (none at first), and those that it has received."""
 
     def __init__(self) -> None:
         self.metrics: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Telemetry:
         is_delta: bool = True,
         accepted: Sequence[Codec] = ACCEPTED,
     ) -> None:
-        """Ask all clients for metrics from now on, as `kafka-client-metrics.sh` does.
+        """Request metrics from all clients from now on, as `kafka-client-metrics.sh` does.
 
         Args:
             metrics: prefixes of metric names; "" stands for all. An empty sequence requests no metrics.

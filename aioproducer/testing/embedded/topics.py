@@ -1,4 +1,4 @@
-"""Topics and their partitions, with the state that all brokers share: leader, ISR, high watermark and log.
+"""Topics and their partitions, with the state that all brokers share: leaders, ISRs, high watermarks and logs.
 
 All replicas of a partition share one log. A follower is up to date immediately, unless `hold_replication` or
 `stop_fetching` holds the high watermark back. Records above the high watermark are lost when the leader changes.
@@ -64,13 +64,13 @@ class Partition:
         self.leader_epoch = 0
         self.log = PartitionLog(config)
         self.high_watermark = 0
-        """The offset after the last replicated record. Consumers see only the records below it, and acks=all
-        waits until it has passed the batch."""
+        """The offset after the last replicated record. Consumers see only the records below it, and a request with
+        acks=all waits until it has passed the batch."""
         self.is_deleted = False
         self._replicates = True
         self._returned: dict[int, None] = {}
         """The brokers that were started again and have not been stopped since."""
-        # Replicas that have stopped fetching; only looked up, never iterated.
+        # Replicas that have stopped fetching. The set is never iterated, so its order does not matter.
         self._lagging: set[int] = set()
         # One event for each request that waits for a change of this partition, in order of arrival.
         self._watchers: dict[asyncio.Event, None] = {}
@@ -82,7 +82,8 @@ class Partition:
 
     @property
     def effective_min_isr(self) -> int:
-        """The number of in-sync replicas that acks=all needs, but at most all replicas (Partition.effectiveMinIsr)."""
+        """The number of in-sync replicas that acks=all requires, which is at most the number of replicas
+        (Partition.effectiveMinIsr)."""
         return min(self.config.min_insync_replicas, len(self.replicas))
 
     def records(self, *, committed: bool = False) -> list[Record]:

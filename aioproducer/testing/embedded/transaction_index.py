@@ -45,7 +45,7 @@ class TransactionIndex:
         self._open.setdefault(producer_id, offset)
 
     def end(self, producer_id: int, offset: int, *, commit: bool) -> None:
-        """Note a marker at `offset`. A marker without records before it changes nothing."""
+        """Note a marker at `offset`. It changes nothing if the producer has no open transaction here."""
         first = self._open.pop(producer_id, None)
         if first is None:
             return
@@ -71,5 +71,5 @@ class TransactionIndex:
         )
 
     def forget_before(self, offset: int) -> None:
-        """Forget the aborted transactions that end below `offset`, since their records are deleted."""
+        """Forget the aborted transactions that end below `offset`, because their records have been deleted."""
         self.aborted = [one for one in self.aborted if one.last_offset >= offset]

@@ -1,7 +1,7 @@
 """The records of `__transaction_state`: one for each state that a transactional id has been in.
 
-A coordinator writes a record before it answers, and the next coordinator knows only the contents of the log. The
-formats are Kafka's (TransactionLogKey, TransactionLogValue).
+A coordinator writes a record before it responds, and the next coordinator knows only what is in the log. The formats
+are Kafka's (TransactionLogKey, TransactionLogValue).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PARTITIONS = 50
 
 M = TypeVar("M", bound=Message)
 
-_VERSION = 2  # the number of bytes before a key or a value that contain its version
+_VERSION = 2  # the number of bytes at the start of a key or value that contain its version
 
 
-# Records have no API key, but each Message needs one: these classes use that of a request that causes such records.
+# Records have no API key, but each Message needs one; these classes use the key of a request that causes such records.
 
 
 class TransactionLogKey(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 0), flexible_from=NEVER):

@@ -1,8 +1,8 @@
 """The decisions of a transaction coordinator: the states of one transactional id and the transitions between them.
 
 The module is pure: it checks a request and returns the new state, which takes effect once it is in the log.
-Nothing in this module awaits or uses sockets; TransactionCoordinator carries out the decisions.
-The rules are those of Kafka 4.3's TransactionCoordinator and TransactionMetadata.
+No function in this module awaits or uses sockets; TransactionCoordinator carries out the decisions. The rules are those
+of Kafka 4.3's TransactionCoordinator and TransactionMetadata.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aioproducer.types import TopicPartition
 
 MAX_EPOCH = 2**15 - 1
 LAST_EPOCH = MAX_EPOCH - 1
-"""The last epoch that a producer gets; the one above it is reserved for fencing and for markers."""
+"""The highest epoch that a producer gets; the next one is reserved for fencing and for markers."""
 
 NO_TIMESTAMP = -1
 
@@ -81,10 +81,10 @@ class TransactionMetadata:
     state: TransactionStatus = TransactionStatus.EMPTY
     producer_epoch: int = NO_PRODUCER_EPOCH
     last_producer_epoch: int = NO_PRODUCER_EPOCH
-    """The epoch before the last bump that the producer itself asked for (KIP-360). It is not stored in the log."""
+    """The epoch before the last bump that the producer itself requested (KIP-360). It is not stored in the log."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
-    """The id that the producer gets once the markers are written, if the epochs of its id are used up."""
+    """The id that the producer will get once the markers are written, if its present id has no epochs left."""
     partitions: tuple[TopicPartition, ...] = ()
     """The partitions, in the order in which they were added."""
     started_ms: int = NO_TIMESTAMP
@@ -94,7 +94,7 @@ class TransactionMetadata:
 
     @property
     def is_epoch_exhausted(self) -> bool:
-        """True if the next epoch needs another producer id."""
+        """True if the next epoch requires another producer id."""
         return self.producer_epoch >= LAST_EPOCH
 
     @property
@@ -117,12 +117,12 @@ class TransactionalId:
         return self.metadata.state
 
     def settle(self) -> None:
-        """Make the pending state, which is now in the log, the current one."""
+        """Make the pending state the current one, because it is now in the log."""
         assert self.pending is not None
         self.metadata, self.pending = self.pending, None
 
     def give_up(self) -> None:
-        """Discard the pending state, which could not be written."""
+        """Discard the pending state, because it could not be written."""
         self.pending = None
 
     # Every change of state goes through _move(); TRANSITIONS lists the valid ones.
@@ -178,17 +178,17 @@ class TransactionalId:
         return self._move(fresh)
 
     def _may_ask(self, expected: ProducerIdAndEpoch) -> bool:
-        """Return True if a producer with this id can ask for a new epoch; its epoch is checked later."""
+        """Return True if a producer with this id may request a new epoch; its epoch is checked later."""
         now = self.metadata
         return (
             now.producer_epoch == NO_PRODUCER_EPOCH  # the transactional id is new
             or expected.producer_id == now.producer_id
-            # A retry of the call that used up the epochs of the previous id, after the response was lost.
+            # This is a retry of the call that used the last epoch of the previous id; the response was lost.
             or (expected.producer_id == now.previous_producer_id and expected.epoch >= LAST_EPOCH)
         )
 
     def _next_epochs(self, expected: ProducerIdAndEpoch | None) -> tuple[int, int]:
-        """Return the new epoch, and the one before it if a producer with that epoch is allowed to ask again."""
+        """Return the new epoch, and the previous one if a producer with that epoch may retry the request."""
         now = self.metadata
         if expected is None:
             return now.producer_epoch + 1, NO_PRODUCER_EPOCH
@@ -199,7 +199,7 @@ class TransactionalId:
         raise TransactionRefused(ErrorCode.PRODUCER_FENCED)
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
-        """Reject a producer that does not own this transactional id, and every producer while markers are due."""
+        """Reject a producer that does not own this transactional id; while markers are due, reject every producer."""
         if self.metadata.producer_id != producer_id:
             raise TransactionRefused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         if self.metadata.producer_epoch != epoch:
@@ -242,7 +242,7 @@ class TransactionalId:
     def fence(self, *, server_version: int, now_ms: int) -> TransactionMetadata:
         """Abort the open transaction with a new epoch, so that its producer is fenced.
 
-        With transactions v2, that producer can still get the new epoch, since the old one is remembered."""
+        With transactions v2, that producer can still get the new epoch, because the old one is remembered."""
         now = self.metadata
         return self._move(
             replace(
@@ -349,7 +349,7 @@ class TransactionalId:
         )
 
     def expire(self) -> None:
-        """Forget a transactional id that has long been unused. Raises TransactionRefused if it is in use."""
+        """Forget a transactional id that has been unused for long. Raises TransactionRefused if it is in use."""
         if self.pending is not None or TransactionStatus.DEAD not in TRANSITIONS[self.state]:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         self._move(replace(self.metadata, state=TransactionStatus.DEAD))

@@ -49,11 +49,11 @@ SWEEP_INTERVAL = 10.0
 (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 WRITE_TIMEOUT = 30.0
-"""Seconds after which a request whose state is not replicated is answered with COORDINATOR_NOT_AVAILABLE."""
+"""Seconds after which a request fails with COORDINATOR_NOT_AVAILABLE if its state has not been replicated."""
 
 
 class _Writing(NamedTuple):
-    """A state in the log that counts once it is replicated."""
+    """A state in the log, which takes effect once it is replicated."""
 
     partition: Partition
     leader_epoch: int
@@ -107,7 +107,7 @@ class TransactionCoordinator:
         self._cluster.move_leader(TOPIC, partition.index, to_node)
 
     def describe(self, transactional_id: str) -> TransactionMetadata | None:
-        """Return the coordinator's state of a transactional id; it is PREPARE_* while markers are due."""
+        """Return the state of a transactional id at its coordinator; the state is PREPARE_* while markers are due."""
         state = self._states.loaded(self._states.partition_of(transactional_id))
         transaction = None if state is None else state.get(transactional_id)
         return None if transaction is None else transaction.metadata
@@ -144,7 +144,7 @@ class TransactionCoordinator:
         self._markers.hold(topic, partition)
 
     def release_markers(self) -> None:
-        """Write markers again, beginning with those that were held back."""
+        """Resume writing markers, beginning with those that were held back."""
         self._markers.release()
         self.wake()
 
@@ -191,8 +191,8 @@ class TransactionCoordinator:
     ) -> None:
         """Make the next `count` verifications fail: a leader that asks about a transaction gets an error.
 
-        If `error` means that the leader got no answer, a Produce request fails with NOT_ENOUGH_REPLICAS and a text that
-        names `error`. Any other error is passed on.
+        If `error` means that the leader got no answer, a Produce request fails with NOT_ENOUGH_REPLICAS and a message
+        that names `error`. Any other error is passed on to the client.
 
         Args:
             error: The error that the leader gets instead of an answer.
@@ -203,7 +203,7 @@ class TransactionCoordinator:
         self.verification_faults.add(ErrorCode(error), topic, partition, count)
 
     def expire(self, transactional_id: str) -> None:
-        """Forget a transactional id, as Kafka does after seven days without use.
+        """Forget a transactional id, as Kafka does after it has not been used for seven days.
 
         Raises:
             KeyError: the coordinator does not know it.
@@ -360,7 +360,7 @@ class TransactionCoordinator:
                 transaction.give_up()
                 if not done.done():
                     done.set_exception(TransactionRefused(ErrorCode.NOT_COORDINATOR))
-                    done.exception()  # mark it as retrieved, since the waiting request may have ended
+                    done.exception()  # mark the exception as retrieved, because the waiting request may have ended
             elif partition.high_watermark > offset:
                 self._settle(partition, transaction)
                 if not done.done():
@@ -387,7 +387,7 @@ class TransactionCoordinator:
         self._wake.set()
 
     def resume(self) -> None:
-        """Continue the background work, if there was any before a stop, possibly on another event loop."""
+        """Resume any background work from before a stop, possibly on another event loop."""
         if self._task is None and self._states.exists:
             self._settled, self._wake = asyncio.Event(), asyncio.Event()
             self._keep_running()

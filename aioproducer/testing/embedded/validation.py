@@ -1,8 +1,7 @@
-"""A leader's checks of a batch before the append: first the batch alone, then its records.
+"""A leader's checks of a batch before it is appended: first the batch as a whole, then its records.
 
-The order is Kafka's, since a batch with two faults is rejected for the first that is found: ProduceRequest
-(`only_batch`), then UnifiedLog and LogValidator (`validate`). The log itself checks a producer's sequences
-later.
+The checks are in Kafka's order, because a batch with two faults is rejected for the first one found: ProduceRequest
+(`only_batch`), then UnifiedLog and LogValidator (`validate`). The log itself checks a producer's sequences later.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _CRC = struct.Struct(">I")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 
 _KEPT_ATTRIBUTES = CODEC_MASK | TRANSACTIONAL | CONTROL
-"""The attributes that remain when the broker changes the timestamps of a batch."""
+"""The attributes that are preserved when the broker changes the timestamps of a batch."""
 
 
 class ValidBatch(NamedTuple):
@@ -72,7 +71,7 @@ class ValidBatch(NamedTuple):
 
 
 class RequestError(Exception):
-    """An error in a batch for which Kafka fails the whole request with UNKNOWN_SERVER_ERROR."""
+    """An error in a batch that makes Kafka fail the whole request with UNKNOWN_SERVER_ERROR."""
 
 
 def check_can_be_read(batches: Iterable[memoryview]) -> None:
@@ -95,7 +94,7 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
 
     Raises:
         AppendError: there is no whole batch, or more than one, or one that is not allowed in this version.
-        RequestError: the codec does not exist. As in Kafka, this is checked only in versions without zstd.
+        RequestError: the codec does not exist. As in Kafka, this is checked only in Produce versions without zstd.
     """
     view = memoryview(records or b"")
     end = _end_of_batch(view, 0)
@@ -263,7 +262,7 @@ def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_app
 def _packed_anew(
     records: ScannedRecords, header: BatchHeader, codec: Codec, max_timestamp: int, log_append_time: bool
 ) -> ValidBatch:
-    """Re-create the batch with another codec and without gaps in its offset deltas (MemoryRecordsBuilder).
+    """Rebuild the batch with another codec and without gaps in its offset deltas (MemoryRecordsBuilder).
 
     Raises:
         AppendError: Kafka's builder rejects a timestamp or the producer's state.
@@ -313,7 +312,7 @@ def _sealed(header: BatchHeader, payload: Bytes) -> ValidBatch:
     return ValidBatch(header._replace(crc=crc), data)
 
 
-# Errors. For unusual ones, Kafka's response contains the log start offset.
+# Errors. For unusual errors, Kafka's response contains the log start offset.
 
 
 def _invalid(message: str) -> AppendError:
@@ -321,5 +320,5 @@ def _invalid(message: str) -> AppendError:
 
 
 def _server_error(message: str) -> AppendError:
-    """Return an error of Kafka's reader for which there is no error code."""
+    """Return an error that Kafka's reader raises and that has no error code of its own."""
     return AppendError(ErrorCode.UNKNOWN_SERVER_ERROR, message, tells_log_start=True)

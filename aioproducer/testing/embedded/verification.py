@@ -31,7 +31,7 @@ RETRY_BACKOFF = 0.02
 """Seconds between two retries; Kafka's add.partitions.to.txn.retry.backoff.ms."""
 
 RETRY_LIMIT = 0.1
-"""Seconds for which a leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
+"""Seconds for which the leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
 
 COORDINATOR_TIMEOUT = 30.0
 """Seconds after which a leader gives up on a coordinator that does not answer."""
@@ -105,7 +105,7 @@ class Verified(NamedTuple):
 
     guard: VerificationGuard
     code: ErrorCode
-    """The coordinator's answer; NONE if the batch belongs to a transaction."""
+    """The coordinator's answer; NONE if the partition is part of the transaction."""
 
 
 class Checked(NamedTuple):
@@ -208,7 +208,7 @@ async def verify(
     support: Support,
 ) -> dict[TopicPartition, Verified]:
     """Ask the coordinator about the partitions to which the transaction has not written yet."""
-    # Create the guards first: a marker that is written in the meantime makes them void.
+    # Create the guards first, so that a marker that is written in the meantime makes them invalid.
     guards = {
         target: partition.log.start_verification(
             *producer, sequence, is_new_producer_refused=support is Support.ADDS
@@ -267,7 +267,7 @@ async def _reach(cluster: EmbeddedCluster, node: int) -> None:
 
 
 def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
-    """Translate the coordinator's answer to the code that a leader uses and the client knows."""
+    """Translate the coordinator's error code into the code that a leader returns and the client understands."""
     if code is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if code is ErrorCode.TRANSACTION_ABORTABLE and support is Support.NOTHING:
@@ -276,7 +276,8 @@ def _as_known(code: ErrorCode, support: Support) -> ErrorCode:
 
 
 def _as_append_error(code: ErrorCode, support: Support) -> AppendError | None:
-    """Return the error for a Produce request. Clients use Kafka's text to tell apart the meanings of code 19."""
+    """Return the error for a Produce request. Clients use Kafka's text to distinguish the different meanings of error
+    code 19."""
     if code is ErrorCode.NONE:
         return None
     if code is ErrorCode.INVALID_TXN_STATE:

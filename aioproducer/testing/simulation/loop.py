@@ -6,9 +6,9 @@
 
     simulate(main, seed=1)
 
-Nothing waits for a real clock, a real socket or a thread: when all work of one moment is done, the clock jumps to
-the next timer. Code runs unmodified in this loop if it uses `loop.time()` for time and a seeded `random.Random` for
-randomness, and never iterates over a set."""
+Nothing waits for a real clock, a real socket or a thread: once all work due at the current time is done, the clock
+jumps to the next timer. Code runs unmodified in this loop if it uses `loop.time()` for time and a seeded
+`random.Random` for randomness, and never iterates over a set."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from aioproducer.testing.simulation.transport import SimulatedTransport
 T = TypeVar("T")
 
 BEGIN = 1_000.0
-"""Loop time at the start, in seconds. It is not 0, because that would hide bugs in code that takes 0.0 for "never"."""
+"""The loop time at the start, in seconds. It is not 0, which would hide bugs in code that takes 0.0 for "never"."""
 
 WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
 
 TURNS_AT_ONE_MOMENT = 100_000
-"""The number of iterations at one moment of virtual time after which the loop is considered busy forever."""
+"""The number of iterations without progress of virtual time after which the loop is considered busy forever."""
 
 
 GRACE = 3600.0
-"""Virtual seconds that cancelled tasks are given to end after a run has stalled."""
+"""The virtual seconds within which cancelled tasks may end after a run has stalled."""
 
 
 class SimulationStalled(AssertionError):
@@ -59,7 +59,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """
         super().__init__()
         self.random = Random(seed)
-        """The source of the network's randomness, which other code can also use."""
+        """The network's source of random numbers, which other code can also use."""
         self.network = network or SimulatedNetwork()
         self.network.attach(self, self.random)
         self.thread_delay = (0.0, 0.0005)
@@ -96,7 +96,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
-        # The caller that catches this error cancels the tasks, which takes some more iterations.
+        # The caller that catches this error cancels the tasks; that takes some more iterations.
         self._turns = 0
         self._end = self._now + GRACE
         names = sorted(task.get_name() for task in asyncio.all_tasks(self))
@@ -181,7 +181,7 @@ def simulate(
     """Run a coroutine to its end in virtual time.
 
     Args:
-        main: creates the coroutine, in which `asyncio.get_running_loop()` returns the SimulatedLoop.
+        main: a function that creates the coroutine; in it, `asyncio.get_running_loop()` returns the SimulatedLoop.
         seed: the same seed gives the same run.
         network: the network, as for SimulatedLoop.
         time_limit: virtual seconds after which the run is considered stuck.

@@ -1,8 +1,8 @@
 """The network of a SimulatedLoop: listeners, connections, name lookups, and what can go wrong with them.
 
-A connection has two queues of bytes in transit. As in TCP, each keeps its order, and has a latency and a bounded
-window. Bytes that do not fit stay in the sender's transport, which notifies its protocol. The network does not
-interpret the bytes."""
+A connection has two queues of bytes in transit, one for each direction. As in TCP, each queue keeps its order, and has
+a latency and a bounded window. Bytes that do not fit stay in the sender's transport, which notifies its protocol. The
+network does not interpret the bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 RETRANSMISSION = 0.2
-"""Seconds after which TCP repeats an unanswered attempt to connect."""
+"""Seconds after which TCP retries an unanswered attempt to connect."""
 
 _FIRST_PORT = 9092
 _FIRST_CLIENT_PORT = 40_000
@@ -68,9 +68,10 @@ class SimulatedNetwork:
         self.latency = latency
         self.window = window
         self.names: dict[str, tuple[str, ...]] = {}
-        """The addresses of each name. A name without an entry is its own address; an empty tuple makes it unknown."""
+        """The addresses of each name. A name without an entry is its own address; an empty tuple makes a name
+        unknown."""
         self.lookup_delay = 0.0
-        """Seconds that it takes to resolve a name."""
+        """The number of seconds that it takes to resolve a name."""
         self._pieces = pieces
         self._reset = reset
         self._loop: SimulatedLoop
@@ -114,7 +115,7 @@ class SimulatedNetwork:
         return len(found)
 
     def hold(self, port: int, *, requests: bool = True, answers: bool = True) -> None:
-        """Hold back all bytes to or from a port, and new connections; neither end notices."""
+        """Hold back new connections to a port and all bytes to or from it; neither end notices."""
         if requests:
             self._held[port, True] = None
         if answers:
@@ -217,12 +218,12 @@ class SimulatedNetwork:
         return self._random.randint(0, count)
 
     def note(self, number: int, is_client: bool, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes that are sent to the digest."""
+        """Add sent bytes to the digest."""
         self._trace.update(_TRACED.pack(self._loop.time(), number, is_client, len(data)))
         self._trace.update(data)
 
     def forget(self, number: int) -> None:
-        """Note that one end of a connection is closed, and forget the connection when both are."""
+        """Note that one end of a connection is closed; forget the connection when both ends are closed."""
         ends = self._open.get(number)
         if ends is not None and all(end.is_closed for end in ends):
             del self._open[number]
@@ -253,7 +254,7 @@ class SimulatedServer(asyncio.AbstractServer):
         self._network.bind(self, self._address)
 
     def close(self) -> None:
-        """Accept no more connections; those that are open stay open."""
+        """Accept no more connections. Open connections stay open."""
         self._network.unbind(self._address)
 
     async def wait_closed(self) -> None:

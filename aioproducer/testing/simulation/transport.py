@@ -56,10 +56,10 @@ class SimulatedTransport(asyncio.Transport):
         self._high = 64 * 1024
         self._low = 16 * 1024
         self._is_paused = False
-        # items in transit to the other end, with the time of their arrival
+        # items in transit to the other end, each with its arrival time
         self._way: deque[tuple[float, _Item]] = deque()
         self._outstanding = 0
-        """The number of bytes that are in transit, or have arrived but were not read."""
+        """The number of bytes that are in transit, or have arrived but have not been read."""
         self._last_arrival = 0.0
         # items that have arrived but were not read yet
         self._inbox: deque[_Item] = deque()
@@ -137,7 +137,7 @@ class SimulatedTransport(asyncio.Transport):
     # For the network
 
     def break_off(self) -> None:
-        """Reset the connection: from some point on, the items in transit to this end are lost."""
+        """Reset the connection: from a random point on, the items in transit to this end are lost."""
         self.peer._lose_some()
         self._drop(_reset(), tell=False)
 
@@ -178,7 +178,7 @@ class SimulatedTransport(asyncio.Transport):
     def _arrive(self) -> None:
         """Deliver the next item of the queue.
 
-        The timer does not name the item, because timers of the same moment fire in no fixed order.
+        The timer does not refer to the item, because timers that are due at the same time fire in no fixed order.
         """
         if not self._way or self._is_held():
             return  # the item was lost, or is held back, and go_on() will set another timer
@@ -203,7 +203,7 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _acknowledged(self, size: int) -> None:
-        """Note that the other end has read `size` bytes, which makes room in the window."""
+        """Note that the other end has read `size` bytes; this makes room in the window."""
         self._outstanding -= size
         if not self._buffer:
             return
