@@ -19,7 +19,8 @@ setup(
             "aioproducer.records._record_path",
             ["aioproducer/records/_record_path.pyx"],
             depends=[
-                f"aioproducer/records/{name}" for name in ("_columns.pxi", "_user_code.pxi", "_portable.h")
+                f"aioproducer/records/{name}"
+                for name in ("_columns.pxi", "_lines.pxi", "_user_code.pxi", "_portable.h")
             ],
             **OPTIONS,
         ),

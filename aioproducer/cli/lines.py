@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aioproducer.cli.rows import Rows
 from aioproducer.cli.source import Source
+from aioproducer.records._record_path import split_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,8 @@ def read_lines(source: Source, before: int, form: LineFormat) -> Iterator[Rows]:
     Args:
         before: the number of rows in the files before this one.
     """
-    for lines in source.lines():
-        numbers = range(before + 1, before + 1 + len(lines))
-        before += len(lines)
-        keys: list[bytes | None] | None = None
-        values: list[bytes | None] = list(lines)
-        if (delimiter := form.key_delimiter) is not None:
-            parts = [line.partition(delimiter) for line in lines]
-            keys = [key if found else None for key, found, _ in parts]
-            values = [value if found else key for key, found, value in parts]
-        if form.null is not None:
-            values = [None if value == form.null else value for value in values]
-            keys = keys and [None if key == form.null else key for key in keys]
+    for block in source.blocks():
+        keys, values = split_lines(block, form.key_delimiter, form.null)
+        numbers = range(before + 1, before + 1 + len(values))
+        before += len(values)
         yield Rows(numbers, before, values, keys, bytes_read=source.bytes_read)

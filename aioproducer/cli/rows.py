@@ -23,7 +23,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Columns for `send_many`: lists or Arrow data, all of the same length. An absent column is None."""
+    """Columns for `send_many`: lists, Slices or Arrow data, all of the same length. An absent column is None."""
 
     numbers: Sequence[int]
     """The input row number of each record, ascending. Rows are counted from 1 across all files."""

@@ -40,8 +40,8 @@ class Source:
         self.bytes_read += len(data)
         return data
 
-    def lines(self) -> Iterator[list[bytes]]:
-        """Yield lists of lines without their line endings. Each list contains the lines that one read completed.
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the lines that each read completed, as one block without the line ending of its last line.
 
         Raises:
             OSError: the file cannot be read any further. The lines before the error have been yielded.
@@ -51,16 +51,20 @@ class Source:
             end = data.rfind(b"\n")
             if end >= 0:
                 self.rest += data[:end]
-                lines = bytes(self.rest).split(b"\n")
+                block = bytes(self.rest)
                 self.rest = bytearray(data[end + 1 :])
-                yield lines
+                yield block
             else:
                 self.rest += data
             if len(self.rest) > LONGEST_LINE:
                 raise InputProblem(f"a line is longer than {LONGEST_LINE // 1024 // 1024} MiB")
         if self.rest:
-            lines, self.rest = [bytes(self.rest)], bytearray()
-            yield lines
+            block, self.rest = bytes(self.rest), bytearray()
+            yield block
+
+    def lines(self) -> Iterator[list[bytes]]:
+        """Yield the lines of each block without their line endings. Raise the errors of `blocks`."""
+        return (block.split(b"\n") for block in self.blocks())
 
 
 def open_sources(names: list[str]) -> list[Source]:

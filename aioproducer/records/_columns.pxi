@@ -85,6 +85,7 @@ cdef enum Kind:
     DICTIONARY     # integers that point into another piece
     LIST
     LARGE_LIST
+    SLICES         # pairs of bounds, as in Slices
 
 _NAMES = {"values": "value", "keys": "key", "headers": "headers", "timestamps": "timestamp", "partitions": "partition"}
 
@@ -191,6 +192,10 @@ cdef int other_bytes_at(Piece piece, int64_t at, const char** data, Py_ssize_t* 
     elif piece.kind == FIXED:
         data[0] = piece.buffer + at * piece.width
         size[0] = piece.width
+    elif piece.kind == SLICES:
+        start = (<const int64_t*>piece.buffer)[2 * at]
+        data[0] = piece.data + start
+        size[0] = (<const int64_t*>piece.buffer)[2 * at + 1] - start
     else:
         return bytes_at(piece.inner, integer_at(piece, at), data, size)
     return 0
@@ -342,6 +347,19 @@ cdef class Column:
         return 0
 
 
+cdef Column slices_column(Slices slices):
+    cdef Column column = Column()
+    cdef Piece piece = Piece.__new__(Piece)
+    piece.kind = SLICES
+    piece.owner = slices.bounds
+    piece.length = slices.length
+    piece.offset = slices.first
+    piece.buffer = <const char*>slices.bounds.pairs
+    piece.data = <const char*>slices.bounds.data
+    column.add(piece)
+    return column
+
+
 cdef Column list_column(list objects):
     cdef Column column = Column()
     cdef Piece piece = Piece.__new__(Piece)
@@ -388,6 +406,8 @@ cdef dict columns_of(data, str argument):
     cdef int status
     if isinstance(data, (list, tuple)):
         return {argument: list_column(list(data))}
+    if isinstance(data, Slices) and argument in ("values", "keys"):
+        return {argument: slices_column(data)}
     if hasattr(data, "__arrow_c_array__"):
         owner = data.__arrow_c_array__()
         add_arrays(columns, <ArrowSchema*>PyCapsule_GetPointer(owner[0], "arrow_schema"),

@@ -1787,4 +1787,5 @@ cdef char* put_headers(char* at, headers) except NULL:
 
 # ------------------------------------------------------------------------------------------------- send_many
 
+include "_lines.pxi"
 include "_columns.pxi"

@@ -258,7 +258,7 @@ def test_module_imports_what_its_layer_may(module):
 
 
 RECORD_PATH = PACKAGE / "records" / "_record_path.pyx"
-INCLUDED = [PACKAGE / "records" / name for name in ("_columns.pxi", "_user_code.pxi")]
+INCLUDED = [PACKAGE / "records" / name for name in ("_columns.pxi", "_lines.pxi", "_user_code.pxi")]
 
 
 def members_of(stub: ast.Module, name: str) -> set[str]:

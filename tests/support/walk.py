@@ -33,7 +33,8 @@ BUILD = ROOT / "build" / "walk"
 EXTENSIONS = ["records/_record_path.pyx", "protocol/_request_path.pyx"]
 COMPILED = (".pyx", ".pxi")
 COMPILED_FILES = {
-    path.rpartition("/")[2]: path for path in (*EXTENSIONS, "records/_columns.pxi", "records/_user_code.pxi")
+    path.rpartition("/")[2]: path
+    for path in (*EXTENSIONS, "records/_columns.pxi", "records/_lines.pxi", "records/_user_code.pxi")
 }
 """Cython gives the hooks a file's name without its folder, or with another one."""
 FIELD_ACCESS = ("__get__", "__set__")
