@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -9,8 +10,10 @@ from aioproducer import KafkaError, Producer, ProducerConfig
 from aioproducer.cli.checklist import Checklist
 from aioproducer.errors import counted
 from aioproducer.network.connection import Connection
+from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest, MetadataResponse
+from aioproducer.protocol.outcomes import Action, decide
 from aioproducer.types import Node
 
 NOT_REPORTED = -2147483648
@@ -120,15 +123,24 @@ def _listed(numbers: list[int]) -> str:
 
 
 async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
-    """Request a producer id, which idempotence needs. Omit the transactional id: another producer may own it."""
+    """Request a producer id, which idempotence needs, and do as a producer does: repeat the request as long as a broker
+    asks for that, up to `request_timeout_ms`.
+
+    The request contains no transactional id, because another producer may own it."""
     if not config.enable_idempotence:
         return
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
-    try:
-        answer: Any = await connection.request(request, timeout=config.request_timeout)
-    except KafkaError as error:
-        checklist.failed("InitProducerId", str(error))
-        return
+    deadline = time.monotonic() + config.request_timeout
+    while True:
+        try:
+            answer: Any = await connection.request(request, timeout=config.request_timeout)
+        except KafkaError as error:
+            checklist.failed("InitProducerId", str(error))
+            return
+        action = decide(ApiKey.INIT_PRODUCER_ID, answer.error_code).action
+        if action not in (Action.RETRY, Action.COORDINATOR) or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(config.retry_backoff)
     if answer.error_code:
         name = error_name(answer.error_code)
         checklist.failed(

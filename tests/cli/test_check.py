@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from aioproducer.cli.check import check
+from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster, Security
 from tests.support.certificates import authority_pem, server_context, write
 from tests.support.commands import Ended, on_terminal, run, running
+from tests.support.producing import INIT_PRODUCER_ID
 
 QUICK = ("-X", "socket.connection.setup.timeout.ms=500", "-X", "request.timeout.ms=500")
 
@@ -165,6 +167,25 @@ async def test_sasl_is_a_step_and_the_password_is_not_shown(tmp_path, password, 
     assert ("✓ SASL           SCRAM-SHA-256 as ann" if code == 0 else "✗ SASL") in ended.out
     assert f"sasl_plain_username = ann ({file}:3 as sasl.username)" in ended.out
     assert password not in ended.out.replace("rights", "") + ended.err
+
+
+async def test_a_coordinator_that_is_still_loading_is_asked_again(cluster):
+    asked = cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=2)
+
+    ended = await checked(cluster.bootstrap_servers)
+
+    assert ended.code == 0, ended
+    assert asked.hits == 2
+    assert "✓ InitProducerId" in ended.out
+
+
+async def test_a_coordinator_that_never_loads_is_a_failed_step(cluster):
+    cluster.faults.add(INIT_PRODUCER_ID, error=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, count=10**6)
+
+    ended = await checked(cluster.bootstrap_servers, *QUICK)
+
+    assert ended.code == 1
+    assert "✗ InitProducerId COORDINATOR_LOAD_IN_PROGRESS" in ended.out
 
 
 async def test_wrong_settings_end_with_2(cluster):

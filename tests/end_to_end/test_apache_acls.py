@@ -19,6 +19,7 @@ from aioproducer import Outcome, Producer
 from aioproducer.errors import KafkaError, TopicAuthorizationError, TransactionReinitError
 from aioproducer.testing import ApacheKafka
 from tests.support.apache_clusters import LEAN, running
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
@@ -106,6 +107,27 @@ async def test_a_topic_that_may_be_seen_but_not_written_to_fails_the_record_as_n
 
     assert "TOPIC_AUTHORIZATION_FAILED" in str(error)
     assert error.outcome is Outcome.NOT_PERSISTED
+
+
+@pytest.mark.parametrize(
+    ("topic", "code", "line"),
+    [
+        ("written", 0, "✓ rights         WRITE, DESCRIBE"),
+        ("seen", 1, "✗ rights         no WRITE, only DESCRIBE"),
+        ("hidden", 1, "→ grant DESCRIBE and WRITE on the topic to this user"),
+    ],
+)
+async def test_check_reports_the_rights_on_a_topic(kafka, tmp_path, topic, code, line):
+    config = tmp_path / "client.properties"
+    config.write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl_plain_without_tls=true\n"
+        f"sasl.jaas.config={PLAIN} username=alice password=secret;\n"
+    )
+
+    ended = await run("check", "-b", kafka.bootstrap_servers, "-F", str(config), "--topic", topic)
+
+    assert ended.code == code, ended
+    assert line in ended.out
 
 
 async def test_a_cluster_that_denies_idempotent_writes_fails_the_record_as_not_persisted(kafka):

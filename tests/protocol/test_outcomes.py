@@ -696,7 +696,7 @@ DECIDE_THEMSELVES = {
     ): "an error of the group takes precedence over those of its partitions",
     ("network/metadata.py", "Metadata._too_late"): "whether a snapshot has the topic",
     ("cli/cluster_state.py", "check_topic"): "`check` shows the code, and sends nothing again",
-    ("cli/cluster_state.py", "check_producer_id"): "`check` shows the code, and sends nothing again",
+    ("cli/cluster_state.py", "check_producer_id"): "`check` shows the code once the table says to stop",
     ("protocol/api.py", "_begun"): "the format of a rejecting ApiVersions response (KIP-511)",
 }
 """Functions that examine a code, with the reason why they do not decide the meaning of an error."""
