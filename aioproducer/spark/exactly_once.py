@@ -41,8 +41,24 @@ HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
 APPEND_TIME = "option logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
 """The results that a broker returns to the second writer of a partition; NONE means success."""
+AGAIN = (
+    "Nothing of the batch is committed, and it can be written again as a whole: restart the query, as "
+    "aioproducer.spark.run_query does, or use aioproducer.spark.foreach_batch, which repeats failed batches"
+)
+"""The advice for a failure that another attempt of the whole batch can repair. `run_query` looks for it."""
+SPECULATION = (
+    "spark.speculation is on, and a speculative copy of a task would write its rows a second time. Set "
+    "spark.speculation=false when the session is created, or use delivery=at_least_once"
+)
 CLOSING = 10.0
 """Timeout in seconds for closing a producer after its transaction has ended."""
+
+
+class OtherWriterError(SinkError):
+    """A task found rows of another writer in its partitions `rivals`; `answer` is the broker's text."""
+
+    rivals: frozenset[TopicPartition]
+    answer: str
 
 
 def _group(options: SinkOptions) -> str:
@@ -99,7 +115,7 @@ def commit(
     """
     for report in reports:
         if report.failure:
-            raise SinkError(report.failure)
+            raise SinkError(_cause(report, reports, options))
     plans = {report.plan for report in reports if report.plan is not None}
     plan = plan or next(iter(plans), None)
     if plan is None:
@@ -129,6 +145,23 @@ def commit(
             f"exactly_once: {options.transactional_id!r} was not committed: {error}{_whose_epoch(error)}"
         ) from error
     return True
+
+
+def _cause(failed: TaskReport, reports: Sequence[TaskReport], options: SinkOptions) -> str:
+    """Return the text of a task's failure. If the task found another writer, say which one."""
+    if not failed.rivals:
+        return failed.failure
+    _check_disjoint(reports)  # raises if the other writer is another task of this attempt
+    place = min(failed.rivals)
+    return (
+        f"exactly_once: task {failed.task} found rows of another writer in {place.topic}-{place.partition}, and no "
+        "other task of the batch reports any there: an executor was lost and Spark ran its tasks again, or the answer "
+        f"to a first record batch was lost{_or_the_topic(options)}. {AGAIN}. Kafka's answer: {failed.failure}"
+    )
+
+
+def _or_the_topic(options: SinkOptions) -> str:
+    return "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
 
 
 def _whose_epoch(error: KafkaError) -> str:
@@ -205,7 +238,7 @@ def _check_disjoint(reports: Sequence[TaskReport]) -> None:
     """Check that no two tasks wrote to one partition: the broker can drop the rows of one and report success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
-        for place in report.written:
+        for place in sorted(report.written.keys() | report.rivals):
             if place in owners:
                 raise SinkError(
                     f"exactly_once: tasks {owners[place]} and {report.task} have both written to {place.topic}-"
@@ -281,16 +314,7 @@ def write_exactly_once(
     if version is not None and _is_done(plan, version):
         return TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, plan, version, is_skipped=True)
     if attempt > 0 or speculation:
-        why = (
-            f"this is attempt {attempt} (Spark's log says why the first one failed: Lost task {task}.0)"
-            if attempt > 0
-            else "spark.speculation is on"
-        )
-        raise SinkError(
-            f"exactly_once: task {task} does not write, since {why}: Kafka can't distinguish the attempts of a task. "
-            "The batch must be run again as a whole; restart the query, or use aioproducer.spark.foreach_batch, which "
-            "repeats failed batches"
-        )
+        raise SinkError(_why_not(task, attempt))
     producer = Producer.attach(
         plan.handle,
         partitions=[(options.topic or "", partition) for partition in range(plan.partitions)],
@@ -305,24 +329,38 @@ def write_exactly_once(
                     writer.write(_with_partitions(batch, options, plan, task, number))
             report = writer.finish()
     except SinkError as error:
-        if _is_of_two_writers(error):
-            or_the_topic = (
-                "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
-            )
-            raise SinkError(
+        if rivals := _rivals(error):
+            raise OtherWriterError(
                 f"exactly_once: task {task} found another writer in a partition (or the answer to its first batch was "
-                f"lost{or_the_topic}); rows of one partition must be in one task: {HELPER}. {error}"
+                f"lost{_or_the_topic(options)}); rows of one partition must be in one task: {HELPER}. {error}",
+                rivals=rivals,
+                answer=str(error),
             ) from error
         raise
     return dataclasses.replace(report, plan=plan, version=version)
 
 
-def _is_of_two_writers(error: SinkError) -> bool:
-    """Return whether the broker saw a repeated sequence number or a gap, as when two tasks write to one partition."""
+def _why_not(task: int, attempt: int) -> str:
+    """Return the reason why a task does not write."""
+    if attempt == 0:
+        return f"exactly_once: task {task} does not write, since {SPECULATION}"
+    return (
+        f"exactly_once: task {task} does not write, since this is attempt {attempt}: an earlier attempt failed, or its "
+        "executor was lost, and Kafka can't distinguish the attempts of a task. Spark's log names the executor and the "
+        f"reason (Lost task {task}.{attempt - 1}). {AGAIN}"
+    )
+
+
+def _rivals(error: SinkError) -> frozenset[TopicPartition]:
+    """Return the partitions in which the broker saw a repeated sequence number or a gap, as from a second writer."""
     if not isinstance(error.__cause__, SendManyError):
-        return False
-    lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))
-    return any(isinstance(last, BrokerError) and last.name in NUMBERS_OF_ANOTHER for last in lasts)
+        return frozenset()
+    rows = [row for row in error.__cause__.errors.values() if isinstance(row, DeliveryError)]
+    return frozenset(
+        TopicPartition(row.topic, row.partition)
+        for row in rows
+        if isinstance(row.last_error, BrokerError) and row.last_error.name in NUMBERS_OF_ANOTHER
+    )
 
 
 def _with_partitions(

@@ -1,4 +1,4 @@
-"""Functions for users of the sink: `partition_by_key` and `foreach_batch`."""
+"""Functions for users of the sink: `partition_by_key`, `foreach_batch` and `run_query`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from aioproducer import murmur2_partitions
+from aioproducer.spark.exactly_once import AGAIN, SPECULATION
+from aioproducer.spark.losses import LossWatch
+from aioproducer.spark.options import SinkError
 
 logger = logging.getLogger(__name__)
+
+OF_LOST_TASKS = (AGAIN, "ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly")
+"""Texts of errors that end a batch although another attempt can succeed."""
 
 
 def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> DataFrame:
@@ -74,26 +82,103 @@ def foreach_batch(
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
     """
-    if attempts < 1:
-        raise ValueError(f"attempts={attempts!r} must be 1 or more")
+    _check_attempts(attempts)
 
     def write(batch: DataFrame, batch_id: int) -> None:
         rows = batch if prepare is None else prepare(batch, batch_id)
-        told = {"delivery": "exactly_once", **options}
-        if told["delivery"] == "exactly_once":
-            told |= {"txnAppId": app_id or _query_id(batch), "txnVersion": str(batch_id)}
+        given = {"delivery": "exactly_once", **options}
+        if given["delivery"] == "exactly_once":
+            _check_speculation(batch.sparkSession)
+            given |= {"txnAppId": app_id or _query_id(batch), "txnVersion": str(batch_id)}
         for attempt in range(1, attempts + 1):
+            watch = LossWatch(batch.sparkSession, _property(batch, JOB_GROUP))
             try:
-                rows.write.format("aioproducer").options(**told).mode("append").save()
+                rows.write.format("aioproducer").options(**given).mode("append").save()
                 return
             except Exception as error:
-                if attempt == attempts or _is_stopped(error):
+                if _is_stopped(error):
                     raise
-                logger.warning(
-                    "attempt %d of %d of batch %d failed; retrying: %s", attempt, attempts, batch_id, error
-                )
+                losses = watch.losses()
+                if attempt < attempts:
+                    logger.warning(
+                        "attempt %d of %d of batch %d failed; retrying: %s%s",
+                        attempt,
+                        attempts,
+                        batch_id,
+                        error,
+                        _listed(losses),
+                    )
+                elif losses:
+                    raise SinkError(
+                        f"batch {batch_id} was not written in {attempts} attempts: {error}{_listed(losses)}"
+                    ) from error
+                else:
+                    raise
 
     return write
+
+
+def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> StreamingQuery:
+    """Start a query and wait until it ends; start it again if a lost task has ended it.
+
+    Spark ends a query whose batch fails. The failed batch is not committed, so a new start of the query writes it
+    again, in a new transaction. The query also ends, with its own error, if another start can't help.
+
+        query = run_query(lambda: writer.option("checkpointLocation", folder).start())
+
+    Args:
+        start: starts the query, always with the same checkpoint.
+        attempts: the maximum number of attempts for a batch.
+
+    Returns:
+        The query that has ended, because of `query.stop()` or trigger(availableNow=True).
+
+    Raises:
+        SinkError: a batch failed `attempts` times. The error names the executors and tasks that Spark has lost.
+        StreamingQueryException: the query failed for another reason.
+    """
+    _check_attempts(attempts)
+    failures = 0
+    while True:
+        query = start()
+        watch = LossWatch(SparkSession.active(), str(query.runId))
+        try:
+            query.awaitTermination()
+            return query
+        except StreamingQueryException as error:
+            if not any(text in str(error) for text in OF_LOST_TASKS):
+                raise
+            failures = (
+                1 if query.lastProgress else failures + 1
+            )  # with progress, it is another batch that failed
+            losses = _listed(watch.losses())
+            if failures >= attempts:
+                raise SinkError(f"a batch was not written in {attempts} attempts: {error}{losses}") from error
+            logger.warning(
+                "attempt %d of %d failed; the query is started again: %s%s", failures, attempts, error, losses
+            )
+
+
+JOB_GROUP, QUERY_ID = "spark.jobGroup.id", "sql.streaming.queryId"
+
+
+def _check_attempts(attempts: int) -> None:
+    if attempts < 1:
+        raise ValueError(f"attempts={attempts!r} must be 1 or more")
+
+
+def _check_speculation(spark: SparkSession) -> None:
+    """Raise at once what each attempt of the write would raise in its tasks.
+
+    Raises:
+        SinkError: spark.speculation is on.
+    """
+    if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
+        raise SinkError(f"exactly_once: {SPECULATION}")
+
+
+def _listed(losses: list[str]) -> str:
+    return f"\nSpark reports: {'; '.join(losses)}" if losses else ""
 
 
 def _is_stopped(error: Exception) -> bool:
@@ -101,9 +186,14 @@ def _is_stopped(error: Exception) -> bool:
     return any(name in str(error) for name in ("java.lang.InterruptedException", "SPARK_JOB_CANCELLED"))
 
 
-def _query_id(batch: DataFrame) -> str:
+def _property(batch: DataFrame, name: str) -> str | None:
+    """Return a local property of Spark's thread for the batch; None with Spark Connect, or if it is not set."""
     context = getattr(batch.sparkSession, "sparkContext", None)
-    found = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    return context.getLocalProperty(name) if context is not None else None
+
+
+def _query_id(batch: DataFrame) -> str:
+    found = _property(batch, QUERY_ID)
     if not found:
         raise ValueError(
             "foreach_batch can't determine the query's id (Spark Connect?): pass app_id=, a unique name for the query"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -62,6 +62,13 @@ class TaskReport(WriterCommitMessage):
     """True if the write was already committed, so the task did not read its rows."""
     failure: str = ""
     """The reason why rows were not written, or an empty string. A second attempt of the task would not help."""
+    rivals: frozenset[TopicPartition] = frozenset()
+    """The partitions in which the task found rows of another writer."""
+
+    @classmethod
+    def of_failure(cls, task: int, failure: str, **facts: Any) -> TaskReport:
+        """Return the report of a task that wrote nothing that may be committed, with the reason."""
+        return cls(task, 0, 0, 0.0, 0, 0.0, failure=failure, **facts)
 
 
 class Totals(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -62,6 +63,7 @@ class _Writer:
         assert context is not None
         assert self._plan is not None  # set when the writer was pickled
         version = self._version_in_task(context)
+        failure_of = partial(TaskReport.of_failure, task, plan=self._plan, version=version)
         try:
             report = exactly_once.write_exactly_once(
                 batches,
@@ -72,10 +74,12 @@ class _Writer:
                 attempt=context.attemptNumber(),
                 speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
             )
+        # An error is reported, not raised: Spark would retry the task without success, and show the last attempt's
+        # error instead.
+        except exactly_once.OtherWriterError as error:
+            report = failure_of(error.answer, rivals=error.rivals)
         except KafkaError as error:
-            # The error is reported, not raised: Spark would retry the task without success, and show the last
-            # attempt's error instead.
-            report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
+            report = failure_of(str(error))
         worker.spare()
         return report
 

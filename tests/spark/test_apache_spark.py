@@ -119,6 +119,32 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(kafka, made):
+    """The second writer has the attempt number 0 again, and as many rows, but other ones."""
+    told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": made}
+    options = read_options({**told, "delivery": "exactly_once", "transactionalid": made}, is_stream=False)
+    plan = exactly_once.plan(options)
+
+    def write_rows(first):
+        values = [b"%d" % number for number in range(first, first + 10)]
+        rows = pa.record_batch({"value": pa.array(values), "partition": pa.array([0] * 10, pa.int32())})
+        return exactly_once.write_exactly_once(
+            [rows], options, plan, None, task=0, attempt=0, speculation=False
+        )
+
+    assert write_rows(0).rows == 10  # acknowledged; Spark never gets the report
+    with pytest.raises(exactly_once.OtherWriterError, match=f"another writer.*{made}"):
+        write_rows(100)
+    exactly_once.abort(options, plan, [None])
+
+    assert committed(kafka, made) == []
+
+
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
 def test_a_topic_with_log_append_time_is_refused_until_the_option_says_it(kafka):
     name = f"spark-{uuid4().hex[:8]}"
     asyncio.run(kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"}))

@@ -216,7 +216,8 @@ def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twi
     assert play(run, [EXECUTOR["F3 executor"], DEATHS["F3 error"]]) == 1
 
     # A second attempt failed the batch, or a second writer if Spark ran the stage again. If the dead task had not sent
-    # anything, a second writer succeeds at once. A failed first attempt, which Spark does not repeat, is also logged
-    # with its reason.
+    # anything, a second writer succeeds at once; otherwise it never does (test_a_stage_that_runs_again... in
+    # test_task.py and test_apache_spark.py). A failed first attempt, which Spark does not repeat, is also logged with
+    # its reason.
     assert "SinkError: exactly_once: task " in run.log[0] or run.log[0] == "F3: exit 0\n"
     assert "SinkError: crash at row" in run.log[1]

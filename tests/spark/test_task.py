@@ -207,6 +207,22 @@ def planned(cluster, **told):
     return options, exactly_once.plan(options)
 
 
+def planned_writer(cluster, **told):
+    """A writer for `df.write` whose transaction has begun, with its options."""
+    given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES, **told}
+    writer = KafkaSink(given).writer(StructType([StructField("value", StringType())]), False)
+    writer.__getstate__()  # pickling plans the write
+    return read_options(given, is_stream=False), writer
+
+
+def as_task(monkeypatch, number, attempt=0):
+    """Be a task of this number from now on."""
+    context = SimpleNamespace(
+        partitionId=lambda: number, attemptNumber=lambda: attempt, getLocalProperty=lambda name: None
+    )
+    monkeypatch.setattr(sink.TaskContext, "get", lambda: context)
+
+
 def write(options, plan, batches, number=0, task_id=0, attempt=0, speculation=False, owner="q"):
     return exactly_once.write_exactly_once(
         batches,
@@ -259,12 +275,15 @@ def open_connections(cluster):
 )
 @pytest.mark.parametrize(
     ("attempt", "speculation", "why"),
-    [(1, False, r"attempt 1 .*Lost task 0\.0"), (0, True, "spark.speculation is on")],
+    [
+        (1, False, r"attempt 1: .*executor was lost.*Lost task 0\.0.*restart the query"),
+        (0, True, r"spark\.speculation is on.*Set spark\.speculation=false"),
+    ],
 )
 def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     options, plan = planned(cluster)
 
-    with pytest.raises(SinkError, match=rf"does not write, since.*{why}.*restart the query"):
+    with pytest.raises(SinkError, match=rf"does not write, since.*{why}"):
         write(options, plan, [placed(0, 1, 0)], attempt=attempt, speculation=speculation)
     assert cluster.records("t") == []
 
@@ -285,6 +304,46 @@ def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, cou
 
     with pytest.raises(SinkError, match=rf"another writer in a partition.*partition_by_key.*{answer}"):
         write(options, plan, [placed(0, count, 0)])
+
+
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(version, monkeypatch):
+    """The second writer also has attempt number 0, and as many rows, but other ones."""
+    with stage(1, topics={"t": 3}, transaction_version=version) as cluster:
+        options, writer = planned_writer(cluster)
+        as_task(monkeypatch, 0)
+        dead = writer.write(iter([placed(0, 10, 0)]))
+        assert (dead.rows, len(cluster.records("t"))) == (10, 10)  # acknowledged; the report is lost
+
+        again = writer.write(iter([placed(100, 10, 0)]))
+        as_task(monkeypatch, 1)
+        other = writer.write(iter([placed(200, 10, 1)]))
+        with pytest.raises(SinkError) as caught:
+            writer.commit([again, other])
+        writer.abort([again, other])
+
+        assert "task 0 found rows of another writer in t-0, and no other task" in str(caught.value)
+        assert "an executor was lost" in str(caught.value)
+        assert "restart the query" in str(caught.value)
+        assert "partition_by_key" not in str(caught.value)
+        assert cluster.committed("t") == []
+        assert exactly_once.plan(options).marker is None
+
+
+def test_two_tasks_of_one_attempt_that_share_a_partition_are_both_named(cluster, monkeypatch):
+    _, writer = planned_writer(cluster)
+    reports = []
+    for task_id in range(2):
+        as_task(monkeypatch, task_id)
+        reports.append(writer.write(iter([placed(0, 10, 0)])))
+
+    with pytest.raises(SinkError, match=r"tasks 0 and 1 have both written to t-0.*partition_by_key"):
+        writer.commit(reports)
 
 
 @pytest.mark.promise(
@@ -350,13 +409,8 @@ def test_reports_that_do_not_belong_together_are_not_committed(cluster):
     "checkpoint are rejected",
 )
 def test_a_task_rejected_by_kafka_fails_the_commit_and_is_not_retried(cluster, monkeypatch):
-    told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES}
-    writer = KafkaSink(told).writer(StructType([StructField("value", StringType())]), False)
-    writer.__getstate__()  # pickling plans the write
-    context = SimpleNamespace(
-        partitionId=lambda: 0, attemptNumber=lambda: 0, getLocalProperty=lambda name: None
-    )
-    monkeypatch.setattr(sink.TaskContext, "get", lambda: context)
+    _, writer = planned_writer(cluster)
+    as_task(monkeypatch, 0)
     cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD))
 
     failed = writer.write(iter([placed(0, 10, 0)]))
