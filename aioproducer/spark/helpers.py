@@ -1,4 +1,4 @@
-"""Functions for users of the sink: `partition_by_key`, `foreach_batch` and `run_query`."""
+"""Functions for users of the sink: `partition_by_key`, `foreach_batch`, `run_query` and `activate`."""
 
 from __future__ import annotations
 
@@ -157,6 +157,14 @@ def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> Stre
             logger.warning(
                 "attempt %d of %d failed; the query is started again: %s%s", failures, attempts, error, losses
             )
+
+
+def activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread, so that Spark finds the sink there.
+
+    Spark looks for Python data sources in the active session of the thread, and a new Python thread has none. Without
+    this call, a write in such a thread fails with DATA_SOURCE_NOT_FOUND."""
+    spark.createDataFrame([], "value string")  # its side effect is the only public way
 
 
 JOB_GROUP, QUERY_ID = "spark.jobGroup.id", "sql.streaming.queryId"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql import functions as F
 
 from aioproducer.partitioner import murmur2_partition
-from aioproducer.spark import KafkaSink, foreach_batch, partition_by_key
+from aioproducer.spark import KafkaSink, activate, foreach_batch, partition_by_key
 from aioproducer.testing import ApiKey, ErrorCode
 from tests.campaigns.spark_chaos import write_files
 from tests.support.spark_stage import FORMAT, stage, write
@@ -111,6 +112,25 @@ def test_the_sink_can_also_be_registered(spark, cluster, topic):
     numbered(spark, 10).write.format("mine").option("kafka.bootstrap.servers", cluster.servers).option(
         "topic", topic
     ).mode("append").save()
+
+    assert cluster.committed(topic) == values(10)
+
+
+@pytest.mark.promise("Spark", "a write in a thread other than the session's finds the sink")
+def test_a_thread_of_its_own_writes_once_it_has_activated_the_session(spark, cluster, topic):
+    def write_in_thread(*, is_active):
+        if is_active:
+            activate(spark)
+        write(numbered(spark, 10), cluster.servers, topic)
+
+    for is_active in (False, True):
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(write_in_thread, is_active=is_active)
+        error = done.exception()
+        if is_active:
+            assert error is None
+        else:  # if Spark finds it one day, the helper can go
+            assert "DATA_SOURCE_NOT_FOUND" in str(error)
 
     assert cluster.committed(topic) == values(10)
 
