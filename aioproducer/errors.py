@@ -207,10 +207,14 @@ class BufferTimeoutError(KafkaTimeoutError):
 
 
 class MetadataTimeoutError(KafkaTimeoutError):
-    """No metadata of the topic arrived within max_block_ms; the record was not buffered."""
+    """No metadata of the topic arrived within max_block_ms; the record was not buffered.
+
+    `reported` is the name of the error that the cluster reports for the topic; empty if it has not answered.
+    """
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
+    reported: str = ""
 
 
 class UnknownPartitionError(KafkaTimeoutError):

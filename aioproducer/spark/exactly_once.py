@@ -31,7 +31,7 @@ from aioproducer import (
     TopicPartition,
 )
 from aioproducer.blocking import Producer
-from aioproducer.spark.options import SinkError, SinkOptions
+from aioproducer.spark.options import SinkError, SinkOptions, in_options
 from aioproducer.spark.reports import Plan, TaskReport, Version
 from aioproducer.spark.task import TaskWriter
 
@@ -82,7 +82,7 @@ def plan(options: SinkOptions) -> Plan:
     assert options.topic is not None
     try:
         with _closed_soon(options.producer(transactional_id=options.transactional_id)) as producer:
-            partitions = sorted(producer.partitions_for(options.topic))
+            partitions = range(options.partitions_of(producer, options.topic))
             marker = _read_marker(producer, options)
             begun_at = time.time()
             producer.begin_transaction()
@@ -91,7 +91,7 @@ def plan(options: SinkOptions) -> Plan:
             seconds = producer.config.transaction_timeout
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {error}"
+            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {in_options(str(error))}"
         ) from error
     return Plan(handle, len(partitions), marker, begun_at, seconds)
 
@@ -142,7 +142,8 @@ def commit(
             _end(producer, options, version)
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: {options.transactional_id!r} was not committed: {error}{_whose_epoch(error)}"
+            f"exactly_once: {options.transactional_id!r} was not committed: {in_options(str(error))}"
+            f"{_whose_epoch(error)}"
         ) from error
     return True
 

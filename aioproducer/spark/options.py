@@ -6,16 +6,31 @@ Spark passes their names in lower case. An option `kafka.<name>` sets the produc
 from __future__ import annotations
 
 import difflib
+import inspect
+import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from aioproducer import ConfigError, KafkaError
+import aioproducer
+from aioproducer import ConfigError, KafkaError, MetadataTimeoutError
 from aioproducer.blocking import Producer
 
 
 class SinkError(KafkaError):
     """A write to Kafka failed; the text says why, and includes the reason that Kafka gave."""
+
+
+class PlanningError(SinkError, pickle.PicklingError):
+    """A write can't be planned.
+
+    A write is planned while PySpark pickles the writer. PySpark raises a PicklingError as it is, and hides any other
+    error in one: "Could not serialize object"."""
+
+
+class MissingTopicError(SinkError):
+    """The cluster does not have a topic. Another attempt of the task would only wait again."""
 
 
 OWN = {
@@ -48,6 +63,9 @@ OF_TABLES = (
     "'host:port', 'topic' = '...') SELECT ..., or use the DataFrame API"
 )
 
+MISSING = "UNKNOWN_TOPIC_OR_PARTITION"
+TOPIC_WAIT = 10.0
+"""Seconds to wait for a topic that the cluster reports as unknown, unless the option kafka.max.block.ms is set."""
 LONGEST_TRANSACTION = "900000"
 """The brokers' default of transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
 
@@ -90,6 +108,38 @@ class SinkOptions:
         quiet = {} if is_set else {"enable_metrics_push": False}
         # The settings are merged, because keywords would override the options, and a contradiction must be an error.
         return Producer.from_config({**self.kafka, **settings}, **quiet)
+
+    def partitions_of(self, producer: Producer, topic: str) -> int:
+        """Return the number of the topic's partitions.
+
+        Raises:
+            MissingTopicError: the cluster does not have the topic.
+            KafkaError: the cluster did not answer.
+        """
+        is_set = not self.kafka.keys().isdisjoint(("max.block.ms", "max_block_ms"))
+        try:
+            return len(producer.partitions_for(topic, timeout=None if is_set else TOPIC_WAIT))
+        except MetadataTimeoutError as error:
+            if error.reported == MISSING:
+                raise MissingTopicError(
+                    f"{error}; create the topic, or correct the option topic or the column topic"
+                ) from error
+            if is_set:
+                raise
+        return len(producer.partitions_for(topic))  # the brokers do not answer, which may pass
+
+
+_SETTINGS = re.compile(
+    r"\b(?:{}|(?:sasl|ssl)_[a-z_]+)\b".format(
+        "|".join(name for name in inspect.signature(aioproducer.Producer).parameters if "_" in name)
+    )
+)
+"""The producer's settings whose names differ from their options."""
+
+
+def in_options(text: str) -> str:
+    """Return an error text of the producer with the names of options in place of the names of settings."""
+    return _SETTINGS.sub(lambda found: PREFIX + found[0].replace("_", "."), text)
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:

@@ -18,7 +18,14 @@ from pyspark.sql.types import StructType
 from aioproducer.errors import ConfigError, KafkaError, counted
 from aioproducer.spark import exactly_once, worker
 from aioproducer.spark.columns import check_columns
-from aioproducer.spark.options import SinkError, SinkOptions, read_options
+from aioproducer.spark.options import (
+    MissingTopicError,
+    PlanningError,
+    SinkError,
+    SinkOptions,
+    in_options,
+    read_options,
+)
 from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, summary
 from aioproducer.spark.task import write_at_least_once
 
@@ -37,11 +44,18 @@ class _Writer:
         self._plan: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        try:
+            self._prepare()
+        except KafkaError as error:
+            raise PlanningError(str(error)) from error
+        worker.spare()
+        return self.__dict__
+
+    def _prepare(self) -> None:
+        """Plan the write: the first call on the driver. Raise if it can't be carried out."""
         self._options.check_reports()
         if self._options.exactly_once and self._plan is None:
             self._plan = exactly_once.plan(self._options)
-        worker.spare()
-        return self.__dict__
 
     def _version(self) -> Version | None:
         options = self._options
@@ -57,7 +71,12 @@ class _Writer:
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         if not self._options.exactly_once:
-            report = write_at_least_once(batches, self._options, task)
+            try:
+                report = write_at_least_once(batches, self._options, task)
+            except MissingTopicError as error:
+                report = TaskReport.of_failure(task, str(error))
+            except KafkaError as error:
+                raise SinkError(in_options(str(error))) from error
             worker.spare()
             return report
         assert context is not None
@@ -77,9 +96,9 @@ class _Writer:
         # An error is reported, not raised: Spark would retry the task without success, and show the last attempt's
         # error instead.
         except exactly_once.OtherWriterError as error:
-            report = failure_of(error.answer, rivals=error.rivals)
+            report = failure_of(in_options(error.answer), rivals=error.rivals)
         except KafkaError as error:
-            report = failure_of(str(error))
+            report = failure_of(in_options(str(error)))
         worker.spare()
         return report
 
@@ -92,9 +111,11 @@ class _Writer:
                 f"{what}: {len(messages) - len(reports)} of {counted(len(messages), 'task')} did not write the rows; "
                 "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
             )
-        if self._options.exactly_once and not exactly_once.commit(
-            self._options, self._plan, version, reports
-        ):
+        if not self._options.exactly_once:
+            for report in reports:
+                if report.failure:
+                    raise SinkError(report.failure)
+        elif not exactly_once.commit(self._options, self._plan, version, reports):
             logger.info("%s was already committed; skipped", what)
             return
         logger.info("%s: %s", what, summary(reports))

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from aioproducer import ConfigError, KafkaError, TopicPartition, murmur2_partitions
 from aioproducer.spark import SinkError, exactly_once, sink, task
-from aioproducer.spark.options import read_options
+from aioproducer.spark.options import PlanningError, read_options
 from aioproducer.spark.reports import TaskReport, Version, Written, summary
 from aioproducer.spark.sink import KafkaSink
 from aioproducer.testing import ApiKey, ErrorCode
@@ -610,7 +610,9 @@ def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster,
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
     schema = StructType([StructField("value", StringType())])
     lost = KafkaSink({**told, "reports": str(tmp_path / "none" / "lines")}).writer(schema, False)
-    with pytest.raises(ConfigError, match="must be a file in an existing directory on the driver's machine"):
+    with pytest.raises(
+        PlanningError, match="must be a file in an existing directory on the driver's machine"
+    ):
         pickle.dumps(lost)  # pickling plans the write
     lost.commit([lost.write(iter([batch_of(0, 3)]))])  # the directory has vanished meanwhile
     assert f"no line was added to {tmp_path}" in caplog.text
