@@ -87,6 +87,8 @@ class SinkOptions:
     """True if a new checkpoint may start again at batch 0."""
     log_append_time: bool = False
     """True if the topic's message.timestamp.type is LogAppendTime."""
+    checkpoint: str = ""
+    """The stream's checkpointLocation, or an empty string."""
     reports: str = ""
     """A file on the driver to which each write adds a line, or an empty string."""
 
@@ -150,6 +152,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
     """
     kafka, own, unknown = _by_kind(given)
     is_empty = not given
+    checkpoint = next((value for name, value in given.items() if name.lower() == "checkpointlocation"), "")
     del given  # a traceback that shows locals must not show passwords
     if unknown:
         raise _unknown(unknown)
@@ -178,7 +181,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
                 raise ConfigError(
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
-    options = replace(options, reports=own.get("reports", ""))
+    options = replace(options, reports=own.get("reports", ""), checkpoint=checkpoint)
     # Contradictory settings raise their error now, on the driver, rather than in a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options

@@ -5,9 +5,11 @@ The driver pickles a writer for the tasks once per micro-batch; this also begins
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +36,29 @@ logger = logging.getLogger(__name__)
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """Local properties that Spark sets for the tasks of a stream's batch."""
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
+
+
+CONTINUOUS = "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
+
+
+def check_trigger(checkpoint: str) -> None:
+    """Check that a stream does not have a continuous trigger, as far as its checkpoint shows it.
+
+    A micro-batch is planned after its offsets were written, a continuous query before that. Nothing else that reaches
+    the sink differs. A checkpoint that is not a local directory is not checked; then the commit fails.
+
+    Raises:
+        SinkError: the stream has a continuous trigger.
+    """
+    path = re.sub("^file:/+", "/", checkpoint)
+    if not path or ":" in path:
+        return
+    folder = Path(path)
+    offsets = folder / "offsets"
+    if not (folder / "metadata").is_file() or not offsets.is_dir():
+        return
+    if not any(entry.name.isdigit() for entry in offsets.iterdir()):
+        raise SinkError(CONTINUOUS)
 
 
 class _Writer:
@@ -109,7 +134,7 @@ class _Writer:
         if len(reports) < len(messages):
             raise SinkError(
                 f"{what}: {len(messages) - len(reports)} of {counted(len(messages), 'task')} did not write the rows; "
-                "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
+                f"{CONTINUOUS}"
             )
         if not self._options.exactly_once:
             for report in reports:
@@ -168,6 +193,10 @@ else:
 
 class StreamWriter(_Writer, _ArrowStream):
     """Writer for `df.writeStream`. Spark commits with a new instance, which gets the plan from the tasks' reports."""
+
+    def _prepare(self) -> None:
+        check_trigger(self._options.checkpoint)
+        super()._prepare()
 
     def _version_in_task(self, context: TaskContext) -> Version | None:
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)

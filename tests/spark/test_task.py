@@ -536,6 +536,27 @@ def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):
 # -------------------------------------------------------------------------------------------------------- the rest
 
 
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+def test_a_stream_that_is_planned_before_its_offsets_are_written_has_a_continuous_trigger(tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    told = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
+    schema = StructType([StructField("value", StringType())])
+
+    def plan(place):
+        pickle.dumps(KafkaSink({**told, "checkpointLocation": place}).streamWriter(schema, False))
+
+    plan(str(checkpoint))  # which does not exist: it may be on another machine
+    (checkpoint / "offsets").mkdir(parents=True)
+    plan(str(checkpoint))
+    (checkpoint / "metadata").write_text("{}")
+    for place in (str(checkpoint), f"file:{checkpoint}", f"file://{checkpoint}"):
+        with pytest.raises(PlanningError, match="use processingTime or availableNow"):
+            plan(place)
+    plan(f"s3a:/{checkpoint}")
+    (checkpoint / "offsets" / "0").write_text("v1")
+    plan(str(checkpoint))
+
+
 def test_secrets_are_not_shown():
     told = {
         "kafka.bootstrap.servers": "a:1",

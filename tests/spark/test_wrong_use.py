@@ -342,6 +342,34 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows():
         writer.commit([None, None], 0)
 
 
+def continuous(spark, cluster, topic, **options):
+    """A query with a continuous trigger, started."""
+    rows = (
+        spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS value", "0 AS partition")
+    )
+    return (
+        rows.writeStream.format(FORMAT)
+        .options(**{"kafka.bootstrap.servers": cluster.servers, "topic": topic, **options})
+        .trigger(continuous="100 milliseconds")
+        .start()
+    )
+
+
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+@pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
+def test_a_continuous_query_with_a_local_checkpoint_ends_at_once(
+    spark, cluster, topic, tmp_path, options, scheme
+):
+    query = continuous(spark, cluster, topic, checkpointLocation=f"{scheme}{tmp_path}/checkpoint", **options)
+
+    with pytest.raises(Exception, match="use processingTime or availableNow") as caught:
+        query.awaitTermination(60)
+
+    assert "PicklingError" not in str(caught.value)
+    assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)
+
+
 @pytest.mark.promise(
     "Spark",
     "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
@@ -349,24 +377,21 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows():
 )
 @pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
 def test_a_continuous_query_records_no_progress_and_ends(spark, cluster, topic, tmp_path, options):
-    """Spark only logs the commit's error, and fails when too many epochs wait (10,000 by default)."""
-    rows = (
-        spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS value", "0 AS partition")
-    )
+    """Spark only logs the commit's error, and fails when too many epochs wait (10,000 by default).
+
+    The sink does not see a checkpoint whose folder is a setting of the session."""
     epochs = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+    folder = "spark.sql.streaming.checkpointLocation"
     spark.conf.set(epochs, "2")
+    spark.conf.set(folder, str(tmp_path))
     try:
-        query = (
-            rows.writeStream.format(FORMAT)
-            .options(**{"kafka.bootstrap.servers": cluster.servers, "topic": topic, **options})
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(continuous="100 milliseconds")
-            .start()
-        )
+        query = continuous(spark, cluster, topic, queryName=f"continuous-{topic}", **options)
         with pytest.raises(Exception, match="queue has exceeded its maximum"):
             query.awaitTermination(60)
     finally:
         spark.conf.unset(epochs)
+        spark.conf.unset(folder)
 
-    assert not list((tmp_path / "checkpoint" / "commits").iterdir())
+    (checkpoint,) = tmp_path.iterdir()
+    assert not list((checkpoint / "commits").iterdir())
     assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)
