@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,9 +66,11 @@ def _group(options: SinkOptions) -> str:
     return f"aioproducer.{options.transactional_id}"
 
 
-def _marker_place(options: SinkOptions) -> TopicPartition:
-    assert options.topic is not None  # required by exactly_once
-    return TopicPartition(options.topic, 0)
+def _marker_places(options: SinkOptions) -> list[TopicPartition]:
+    """Return the partitions whose group offsets are the marker: the first one of each topic.
+
+    A marker in only one of the topics would be lost when this topic leaves the list."""
+    return [TopicPartition(topic, 0) for topic in options.topics]
 
 
 # ---------------------------------------------------------------------------------------------------------- driver
@@ -79,21 +82,24 @@ def plan(options: SinkOptions) -> Plan:
     Raises:
         SinkError: the cluster returned an error, or did not answer.
     """
-    assert options.topic is not None
     try:
         with _closed_soon(options.producer(transactional_id=options.transactional_id)) as producer:
-            partitions = range(options.partitions_of(producer, options.topic))
-            marker = _read_marker(producer, options)
+            partitions = tuple((topic, options.partitions_of(producer, topic)) for topic in options.topics)
+            marker, writes = _read_marker(producer, options)
             begun_at = time.time()
             producer.begin_transaction()
-            producer.export_transaction([(options.topic, partition) for partition in partitions])
+            producer.export_transaction(_places(partitions))
             handle = producer.release_transaction()
             seconds = producer.config.transaction_timeout
     except KafkaError as error:
         raise SinkError(
             f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {in_options(str(error))}"
         ) from error
-    return Plan(handle, len(partitions), marker, begun_at, seconds)
+    return Plan(handle, partitions, marker, begun_at, seconds, writes)
+
+
+def _places(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for topic, count in partitions for number in range(count)]
 
 
 def commit(
@@ -136,7 +142,8 @@ def commit(
     try:
         with _closed_soon(Producer.resume(plan.handle, config=options.kafka)) as producer:
             if version is not None:
-                producer.send_offsets_to_transaction(_marker_of(options, version, reports), _group(options))
+                marker = _marker_of(options, plan, version, reports)
+                producer.send_offsets_to_transaction(marker, _group(options))
             elif not any(report.written for report in reports):
                 return True  # close() aborts it; with transactions v2 an empty transaction can't be committed
             _end(producer, options, version)
@@ -182,7 +189,7 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
         # Never abort now: the commit may be in progress. Taking a new epoch waits until the commit has ended; then the
         # marker shows whether it succeeded.
         producer.init_transactions()
-        if version is None or _read_marker(producer, options) != version:
+        if version is None or _read_marker(producer, options)[0] != version:
             raise
         logger.warning("exactly_once: the broker did not answer the commit of %s, but committed it", version)
 
@@ -213,26 +220,33 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
         )
 
 
-def _read_marker(producer: Producer, options: SinkOptions) -> Version | None:
-    place = _marker_place(options)
-    found = producer.committed(_group(options), [place])[place]
-    if found is None:
-        return None
-    try:
-        return Version(str(json.loads(found.metadata)["owner"]), found.offset)
-    except (ValueError, TypeError, KeyError):
-        raise SinkError(
-            f"the consumer group {_group(options)!r} contains an offset that this sink did not write; use "
-            "a transactionalId that nothing else uses"
-        ) from None
+def _read_marker(producer: Producer, options: SinkOptions) -> tuple[Version | None, int]:
+    """Return the last committed write, or None, and the number of writes up to it.
+
+    A topic that was added to the list has no marker yet. A topic that was not in the list for a time has an old one."""
+    markers: list[tuple[int, Version | None]] = [(0, None)]
+    for found in producer.committed(_group(options), _marker_places(options)).values():
+        if found is None:
+            continue
+        try:
+            metadata = json.loads(found.metadata)
+            owner = str(metadata["owner"])
+            markers.append((int(metadata.get("writes", 1)), Version(owner, found.offset)))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise SinkError(
+                f"the consumer group {_group(options)!r} contains an offset that this sink did not write; use "
+                "a transactionalId that nothing else uses"
+            ) from None
+    writes, version = max(markers, key=itemgetter(0))
+    return version, writes
 
 
 def _marker_of(
-    options: SinkOptions, version: Version, reports: Sequence[TaskReport]
+    options: SinkOptions, plan: Plan, version: Version, reports: Sequence[TaskReport]
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     rows = sum(report.rows for report in reports)
-    metadata = json.dumps({"owner": version.owner, "rows": rows})
-    return {_marker_place(options): OffsetAndMetadata(version.number, metadata)}
+    metadata = json.dumps({"owner": version.owner, "rows": rows, "writes": plan.writes + 1})
+    return dict.fromkeys(_marker_places(options), OffsetAndMetadata(version.number, metadata))
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
@@ -318,16 +332,19 @@ def write_exactly_once(
         raise SinkError(_why_not(task, attempt))
     producer = Producer.attach(
         plan.handle,
-        partitions=[(options.topic or "", partition) for partition in range(plan.partitions)],
+        partitions=_places(plan.partitions),
         log_append_time=options.log_append_time,
         config=options.kafka,
     )
     try:
         with producer:
             writer = TaskWriter(producer, options, task)
+            first_row = 0
             for number, batch in enumerate(batches):
                 if batch.num_rows:
+                    _check_topics(batch, options, plan, task, first_row)
                     writer.write(_with_partitions(batch, options, plan, task, number))
+                    first_row += batch.num_rows
             report = writer.finish()
     except SinkError as error:
         if rivals := _rivals(error):
@@ -364,6 +381,23 @@ def _rivals(error: SinkError) -> frozenset[TopicPartition]:
     )
 
 
+def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, first_row: int) -> None:
+    """Check that the column `topic`, if it is used, contains only topics whose partitions are in the transaction.
+
+    Raises:
+        SinkError: a row has no topic, or another one.
+    """
+    if options.topic is not None:
+        return
+    listed = pa.array([topic for topic, _ in plan.partitions])
+    wrong = pc.invert(pc.is_in(batch.column("topic").cast(pa.string()), value_set=listed))
+    if (row := pc.index(wrong, True).as_py()) >= 0:
+        raise SinkError(
+            f"exactly_once: row {first_row + row} of task {task} is for topic {batch.column('topic')[row].as_py()!r}, "
+            f"and the option topics names only {', '.join(options.topics)}; add the topic there"
+        )
+
+
 def _with_partitions(
     batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
 ) -> pa.RecordBatch:
@@ -378,11 +412,14 @@ def _with_partitions(
         if column.null_count:
             raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
         # Without this check, the producer would wait max.block.ms for the partition to appear.
-        if (last := pc.max(column).as_py()) >= plan.partitions:
-            raise SinkError(
-                f"exactly_once: a row is for partition {last}, and topic {options.topic} has {plan.partitions} "
-                f"(0 to {plan.partitions - 1}): aioproducer.spark.partition_by_key(df, {plan.partitions})"
-            )
+        for topic, count in plan.partitions:
+            own = column if options.topic else column.filter(pc.equal(batch.column("topic"), topic))
+            if len(own) and (last := pc.max(own).as_py()) >= count:
+                counts = dict(plan.partitions) if options.topic is None else count
+                raise SinkError(
+                    f"exactly_once: a row is for partition {last}, and topic {topic} has {count} "
+                    f"(0 to {count - 1}): aioproducer.spark.partition_by_key(df, {counts})"
+                )
         return batch
     if task > 0:
         raise SinkError(
@@ -390,7 +427,8 @@ def _with_partitions(
             f"(coalesce(1)): {HELPER} adds the column and repartitions the rows"
         )
     # Each batch gets the column, even if all its rows have keys: several batches enter the buffer as one table.
-    anywhere = pa.repeat(pa.scalar(number % plan.partitions, pa.int32()), batch.num_rows)
+    anywhere = number % min(count for _, count in plan.partitions)
+    column = pa.repeat(pa.scalar(anywhere, pa.int32()), batch.num_rows)
     if "key" in names:
-        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # null: the key decides
-    return batch.append_column("partition", anywhere)
+        column = pc.if_else(pc.is_valid(batch.column("key")), None, column)  # null: the key decides
+    return batch.append_column("partition", column)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aioproducer import murmur2_partitions
 from aioproducer.spark.exactly_once import AGAIN, SPECULATION
 from aioproducer.spark.losses import LossWatch
-from aioproducer.spark.options import SinkError
+from aioproducer.spark.options import SinkError, read_options
 
 logger = logging.getLogger(__name__)
 
@@ -23,42 +24,86 @@ OF_LOST_TASKS = (AGAIN, "ExecutorLostFailure", "FetchFailed", "Python worker exi
 """Texts of errors that end a batch although another attempt can succeed."""
 
 
-def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> DataFrame:
+def partition_by_key(
+    df: DataFrame,
+    partitions: int | Mapping[str, int] | None = None,
+    *,
+    key: str = "key",
+    options: Mapping[str, Any] | None = None,
+) -> DataFrame:
     """Add a column `partition`, and put all rows of a partition into one task, as exactly_once requires.
 
     The partition is the one that Kafka's default partitioner chooses (murmur2 of the key).
 
     Args:
         df: a DataFrame with a column of strings or bytes to hash.
-        partitions: the number of the topic's partitions.
+        partitions: the number of the topic's partitions; for rows with a column `topic`, {topic: number of partitions}.
         key: the name of the column to hash. Rows without a key are distributed by their value, so that a repeated task
             computes the same partition for each row.
+        options: the options of the write, to ask the cluster for the number of partitions, once, instead of giving
+            `partitions`.
+
+    Raises:
+        KafkaError: the cluster does not have a topic of the options, or does not answer.
+        ConfigError: an option is wrong.
     """
-    if type(partitions) is not int or partitions < 1:
-        raise ValueError(
-            f"partitions={partitions!r} must be the number of partitions in the topic, at least 1"
-        )
-    hashed = _arrow_hash(partitions) if hasattr(F, "arrow_udf") else _row_hash(partitions)
+    counts = _checked(_asked(options) if partitions is None and options is not None else partitions)
+    most = counts if isinstance(counts, int) else max(counts.values())
+    hashed = (_arrow_hash if hasattr(F, "arrow_udf") else _row_hash)(counts)
     columns = [F.col(key), *([F.col("value")] if "value" in df.columns else []), F.lit("")]
-    number = hashed(F.coalesce(*(column.cast("binary") for column in columns)))
+    topic = [F.col("topic")] if isinstance(counts, Mapping) else []
+    number = hashed(F.coalesce(*(column.cast("binary") for column in columns)), *topic)
     with_partition = df.withColumn("partition", number)
+    # Task n gets the partitions n of all topics.
     if hasattr(with_partition, "repartitionById"):  # Spark 4.1: task n has partition n
-        return with_partition.repartitionById(partitions, "partition")
-    return with_partition.repartition(partitions, "partition")
+        return with_partition.repartitionById(most, "partition")
+    return with_partition.repartition(most, "partition")
 
 
-def _arrow_hash(partitions: int) -> Callable[..., Column]:
-    def hashed(keys: pa.Array) -> pa.Array:
-        numbers = murmur2_partitions(keys, partitions)
-        return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
+def _checked(partitions: int | Mapping[str, int] | None) -> int | Mapping[str, int]:
+    counts = list(partitions.values()) if isinstance(partitions, Mapping) else [partitions]
+    if partitions is None or not counts or any(type(count) is not int or count < 1 for count in counts):
+        raise ValueError(
+            f"partitions={partitions!r} must be the number of partitions in the topic, at least 1, or a mapping of "
+            "topics to numbers, for rows with a column topic; or pass options= to ask the cluster"
+        )
+    return partitions
 
-    hashed.__annotations__ = {"keys": pa.Array, "return": pa.Array}
+
+def _asked(options: Mapping[str, Any]) -> int | dict[str, int]:
+    """Return the number of partitions of the topic in the options, or of each one in `topics`."""
+    read = read_options({name: str(value) for name, value in options.items()}, is_stream=False)
+    topics = read.topics or ((read.topic,) if read.topic else ())
+    with read.producer() as producer:
+        found = {topic: read.partitions_of(producer, topic) for topic in topics}
+    return found if read.topic is None else found[read.topic]
+
+
+def _arrow_hash(counts: int | Mapping[str, int]) -> Callable[..., Column]:
+    def numbers(keys: pa.Array, count: int) -> pa.Array:
+        hashed = murmur2_partitions(keys, count)
+        return pa.Array.from_buffers(pa.int32(), len(hashed), [None, pa.py_buffer(hashed)])
+
+    def hashed(*columns: pa.Array) -> pa.Array:
+        if isinstance(counts, int):
+            return numbers(columns[0], counts)
+        keys, topics = columns
+        found = pa.nulls(len(keys), pa.int32())
+        for topic, count in counts.items():
+            found = pc.if_else(pc.equal(topics, topic), numbers(keys, count), found)
+        return found
+
+    hashed.__annotations__ = {"columns": pa.Array, "return": pa.Array}
     arrow_udf: Callable[..., Callable[..., Column]] = F.arrow_udf  # type: ignore[attr-defined]  # not in its list of names
     return arrow_udf(hashed, "int")
 
 
-def _row_hash(partitions: int) -> Callable[..., Column]:
-    return F.udf(lambda key: murmur2_partitions([bytes(key)], partitions)[0], "int", useArrow=False)
+def _row_hash(counts: int | Mapping[str, int]) -> Callable[..., Column]:
+    def hashed(key: bytes, topic: str | None = None) -> int | None:
+        count = counts if isinstance(counts, int) else counts.get(topic or "")
+        return None if count is None else murmur2_partitions([bytes(key)], count)[0]
+
+    return F.udf(hashed, "int", useArrow=False)
 
 
 def foreach_batch(

@@ -37,6 +37,7 @@ OWN = {
     name.lower(): name
     for name in (
         "topic",
+        "topics",
         "delivery",
         "transactionalId",
         "txnAppId",
@@ -78,6 +79,8 @@ class SinkOptions:
     """The producer's configuration, under Java's names."""
     topic: str | None = None
     """The topic of all rows, or None if the column `topic` names each row's topic."""
+    topics: tuple[str, ...] = ()
+    """The topics of an exactly_once write; the column `topic` chooses one for each row if there are several."""
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
@@ -176,7 +179,14 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         kafka.setdefault("transaction.timeout.ms", LONGEST_TRANSACTION)
         options = _exactly_once(kafka, own, is_stream)
     else:
-        for low in ("transactionalid", "txnappid", "txnversion", "oncheckpointreset", "logappendtime"):
+        for low in (
+            "topics",
+            "transactionalid",
+            "txnappid",
+            "txnversion",
+            "oncheckpointreset",
+            "logappendtime",
+        ):
             if low in own:
                 raise ConfigError(
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
@@ -216,12 +226,7 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
             setting="transactionalId",
             value=None,
         )
-    if "topic" not in own:
-        raise ConfigError(
-            "delivery=exactly_once writes to one topic: set the option topic (the column of that name is not enough)",
-            setting="topic",
-            value=None,
-        )
+    topics = _topics(own)
     app_id, version = own.get("txnappid"), None
     if is_stream and (app_id is not None or "txnversion" in own):
         raise ConfigError(
@@ -243,7 +248,8 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
         version = int(text)
     return SinkOptions(
         kafka,
-        own["topic"],
+        own.get("topic"),
+        topics,
         True,
         own["transactionalid"],
         app_id,
@@ -251,6 +257,29 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
         _flag(own, "onCheckpointReset", {"fail": False, "accept": True}),
         _flag(own, "logAppendTime", {"false": False, "true": True}),
     )
+
+
+def _topics(own: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the topics of an exactly_once write, whose partitions are in the transaction before a task runs."""
+    if "topic" in own and "topics" in own:
+        raise ConfigError(
+            "set the option topic for all rows, or topics for the names in the column topic, but not both",
+            setting="topics",
+            value=own["topics"],
+        )
+    if "topic" in own:
+        return (own["topic"],)
+    if "topics" not in own:
+        raise ConfigError(
+            "delivery=exactly_once needs the names of its topics before it starts: set the option topic, or "
+            "topics=a,b,c with each name that the column topic can contain",
+            setting="topic",
+            value=None,
+        )
+    names = tuple(name.strip() for name in own["topics"].split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise _wrong("topics", own["topics"], "the names of different topics, separated by commas")
+    return names
 
 
 def _flag(own: Mapping[str, str], name: str, values: Mapping[str, bool]) -> bool:

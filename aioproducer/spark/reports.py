@@ -24,14 +24,16 @@ class Plan(NamedTuple):
     """The transaction of one micro-batch. The driver begins and ends it, and the tasks write to it."""
 
     handle: TransactionHandle
-    partitions: int
-    """The number of the topic's partitions."""
+    partitions: tuple[tuple[str, int], ...]
+    """The topics, each with the number of its partitions."""
     marker: Version | None
     """The last committed write, or None."""
     begun_at: float
     """The time just before the transaction began, in seconds since 1970, by the driver's clock."""
     seconds: float
     """The transaction timeout in seconds."""
+    writes: int = 0
+    """The number of writes under the transactional id up to the marker. The newest of several markers has most."""
 
 
 class Written(NamedTuple):

@@ -9,13 +9,23 @@ from pyspark.errors import StreamingQueryException
 
 from aioproducer.spark import SinkError, helpers
 from aioproducer.spark.exactly_once import AGAIN
-from aioproducer.spark.helpers import foreach_batch, partition_by_key, run_query
+from aioproducer.spark.helpers import _asked, foreach_batch, partition_by_key, run_query
+from tests.support.spark_stage import stage
 
 
-@pytest.mark.parametrize("partitions", [0, -1, 1.5, True, "3"])
+@pytest.mark.parametrize("partitions", [0, -1, 1.5, True, "3", None, {}, {"t": 3, "u": 0}])
 def test_the_number_of_partitions_is_a_whole_number(partitions):
     with pytest.raises(ValueError, match="must be the number of partitions in the topic"):
         partition_by_key(None, partitions)
+
+
+def test_the_cluster_is_asked_for_the_numbers_of_partitions():
+    with stage(1, topics={"t": 3, "u": 1}) as cluster:
+        servers = {"kafka.bootstrap.servers": cluster.servers}
+        once = {"delivery": "exactly_once", "transactionalId": "x"}
+
+        assert _asked({**servers, "topic": "t"}) == 3
+        assert _asked({**servers, **once, "topics": "t,u"}) == {"t": 3, "u": 1}
 
 
 def test_a_batch_is_tried_at_least_once():

@@ -20,6 +20,8 @@ from tests.support.spark_stage import stage
 SERVERS = {"kafka.bootstrap.servers": "a:9092"}
 EXACTLY_ONCE = {**SERVERS, "topic": "t", "delivery": "exactly_once", "transactionalId": "x"}
 
+SEVERAL = {name: value for name, value in EXACTLY_ONCE.items() if name != "topic"}
+
 
 def test_kafkas_options_go_to_the_producer_and_sparks_own_are_ignored():
     options = read_options(
@@ -28,6 +30,14 @@ def test_kafkas_options_go_to_the_producer_and_sparks_own_are_ignored():
 
     assert options.kafka == {"bootstrap.servers": "a:9092", "linger.ms": "7"}
     assert (options.topic, options.exactly_once) == ("t", False)
+
+
+def test_exactly_once_knows_its_topics():
+    assert read_options(EXACTLY_ONCE, is_stream=True).topics == ("t",)
+    several = read_options({**SEVERAL, "topics": "b, a"}, is_stream=True)
+    assert (several.topic, several.topics) == (None, ("b", "a"))
+    with pytest.raises(ConfigError, match="set the option topic, or topics=a,b,c"):
+        read_options(SEVERAL, is_stream=True)
 
 
 def test_exactly_once_gives_a_transaction_the_longest_time_that_brokers_allow():
@@ -42,7 +52,11 @@ def test_exactly_once_gives_a_transaction_the_longest_time_that_brokers_allow():
     ("given", "setting", "words"),
     [
         ({}, "kafka.bootstrap.servers", "bootstrap.servers is not set"),
-        ({**SERVERS, "topics": "t"}, "topics", "did you mean topic?"),
+        ({**SERVERS, "topik": "t"}, "topik", "did you mean topic?"),
+        ({**SERVERS, "topics": "a,b"}, "topics", "needs delivery=exactly_once"),
+        ({**EXACTLY_ONCE, "topics": "a,b"}, "topics", "but not both"),
+        ({**SEVERAL, "topics": "a,,b"}, "topics", "different topics, separated by commas"),
+        ({**SEVERAL, "topics": "a, a"}, "topics", "different topics, separated by commas"),
         ({**SERVERS, "linger.ms": "7"}, "linger.ms", "a setting of the producer is written kafka.linger.ms"),
         ({**SERVERS, "topic": ""}, "topic", "the name of a topic"),
         ({**SERVERS, "delivery": "once"}, "delivery", "at_least_once or exactly_once"),

@@ -194,6 +194,40 @@ def test_another_job_with_the_same_id_is_rejected_unless_allowed(spark, cluster,
     assert len(cluster.committed(topic)) == 600
 
 
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+@pytest.mark.parametrize("places", ["a mapping", "asked"])
+def test_exactly_once_writes_to_several_topics_and_places_rows_by_key(spark, cluster, topic, places):
+    counts = {f"{topic}-a": 3, f"{topic}-b": 1}
+    for name, count in counts.items():
+        cluster.call(lambda name=name, count=count: cluster.cluster.create_topic(name, count))
+    options = {"delivery": "exactly_once", "transactionalId": topic, "topics": ",".join(counts)}
+    options |= {"txnAppId": "app", "txnVersion": "1"}
+    df = numbered(spark, 300).withColumn("topic", F.expr(f"IF(key % 3 = 0, '{topic}-b', '{topic}-a')"))
+    if places == "asked":
+        df = partition_by_key(df, options={"kafka.bootstrap.servers": cluster.servers, **options})
+    else:
+        df = partition_by_key(df, counts)
+
+    for _ in range(2):  # the second time, it is skipped
+        write(df, cluster.servers, **options)
+
+    assert cluster.committed(f"{topic}-b") == sorted(b"v%d" % number for number in range(0, 300, 3))
+    assert len(cluster.committed(f"{topic}-a")) == 200
+    for record in cluster.records(f"{topic}-a"):
+        assert record.partition == murmur2_partition(bytes(record.key), 3)
+
+
+def test_a_row_for_a_topic_that_is_not_listed_is_refused(spark, cluster, topic):
+    df = numbered(spark, 30).withColumn("topic", F.expr(f"IF(key = '7', 'other', '{topic}')"))
+    options = {"delivery": "exactly_once", "transactionalId": topic, "topics": topic}
+
+    with pytest.raises(Exception, match="for topic 'other', and the option topics names only"):
+        write(partition_by_key(df, {topic: 3}), cluster.servers, **options)
+    assert cluster.committed(topic) == []
+
+
 def test_a_single_task_needs_no_partition_column(spark, cluster, topic):
     df = spark.range(300).selectExpr(
         "IF(id % 2 = 0, NULL, CAST(id AS string)) AS key", "concat('v', id) AS value"
@@ -342,6 +376,37 @@ def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster,
     stream(spark, folder, checkpoint, cluster, topic, **options)
 
     assert cluster.committed(topic) == values(100)
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_path):
+    """The last batch was committed to Kafka but not in Spark; then the query starts with one more topic."""
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+
+    def run(*letters):
+        counts = {f"{topic}-{letter}": 3 for letter in letters}
+        rows = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1)
+        which = F.expr(
+            f"concat('{topic}-', element_at(array({str(letters)[1:-1]}), key % {len(letters)} + 1))"
+        )
+        rows = partition_by_key(rows.json(str(folder)).withColumn("topic", which), counts)
+        options = {"delivery": "exactly_once", "transactionalId": topic, "topics": ",".join(counts)}
+        writer = rows.writeStream.format(FORMAT).option("kafka.bootstrap.servers", cluster.servers)
+        writer = writer.options(**options, checkpointLocation=str(checkpoint)).trigger(availableNow=True)
+        writer.start().awaitTermination(120)
+
+    files(folder, 2)
+    run("a", "b")
+    for kept in ("1", ".1.crc"):
+        (checkpoint / "commits" / kept).unlink(missing_ok=True)
+    files(folder, 1, first=2)
+    run("c", "b", "a")
+
+    found = [cluster.committed(f"{topic}-{letter}") for letter in "abc"]
+    assert sorted(value for topic_values in found for value in topic_values) == values(150)
+    assert len(found[2]) > 0
 
 
 @pytest.mark.promise(

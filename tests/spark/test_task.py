@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import time
 import traceback
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -36,8 +37,8 @@ def cluster():
 
 
 def options_of(cluster, **told):
-    given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", "kafka.retry.backoff.ms": "5"}
-    return read_options({**given, **told}, is_stream=False)
+    given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", "kafka.retry.backoff.ms": "5", **told}
+    return read_options({name: value for name, value in given.items() if value is not None}, is_stream=False)
 
 
 def batch_of(first, count, **columns):
@@ -241,7 +242,7 @@ def placed(first, count, partition):
 
 def test_a_write_is_planned_written_and_committed(cluster):
     options, plan = planned(cluster)
-    assert (plan.partitions, plan.marker) == (3, None)
+    assert (plan.partitions, plan.marker) == ((("t", 3),), None)
 
     reports = [write(options, plan, [placed(n * 10, 10, n)], task_id=n) for n in range(3)]
     assert cluster.committed("t") == []
@@ -520,6 +521,91 @@ def test_a_write_without_a_version_leaves_the_marker_as_it_is(cluster, rows):
 
     assert len(cluster.committed("t")) == 10 + rows
     assert exactly_once.plan(options).marker == Version("q", 7)
+
+
+TOPICS = {"topic": None, "topics": "t,u"}
+
+
+def rows_for(topics, first=0, partition=0):
+    """A row for each topic, all for the same partition."""
+    columns = {"topic": pa.array(topics), "partition": pa.array([partition] * len(topics), pa.int32())}
+    return batch_of(first, len(topics), **columns)
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+def test_rows_for_several_topics_are_committed_together(cluster):
+    options, plan = planned(cluster, **TOPICS)
+    assert plan.partitions == (("t", 3), ("u", 1))
+
+    reports = [
+        write(options, plan, [rows_for(["t", "u", "t"])]),
+        write(options, plan, [rows_for(["t"], 10, 2), rows_for(["t"], 11, 2)], task_id=2),
+    ]
+    assert cluster.committed("t") == cluster.committed("u") == []
+    assert exactly_once.commit(options, None, Version("q", 0), reports)
+
+    assert cluster.committed("t") == [b"v0", b"v10", b"v11", b"v2"]
+    assert cluster.committed("u") == [b"v1"]
+    assert reports[0].written.keys() == {TopicPartition("t", 0), TopicPartition("u", 0)}
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+def test_the_newest_marker_of_all_topics_counts(cluster):
+    """Topic u leaves the list, and later returns with an older marker; topic w is new."""
+    cluster.call(lambda: cluster.cluster.create_topic("w", 1))
+    lists = [("t", "t"), ("t,u", "u"), ("t", "t"), ("w,u,t", "w"), ("w", "w")]
+    for number, (topics, target) in enumerate(lists):
+        options, plan = planned(cluster, topic=None, topics=topics)
+        assert plan.marker == (Version("q", number - 1) if number else None)
+        assert plan.writes == number
+        report = write(options, plan, [rows_for([target], number)], number)
+        assert exactly_once.commit(options, None, Version("q", number), [report])
+
+    again = write(options, exactly_once.plan(options), [rows_for(["w"])], number=4)
+    assert again.is_skipped
+
+
+def test_a_newer_owner_with_a_lower_number_is_found_among_several_topics(cluster):
+    for topics, owner, number in (("t,u", "old", 50), ("t", "new", 0)):
+        options, plan = planned(cluster, topic=None, topics=topics)
+        report = write(replace(options, accepts_reset=True), plan, [rows_for(["t"])], number, owner=owner)
+        assert exactly_once.commit(options, None, Version(owner, number), [report])
+
+    assert planned(cluster, topic=None, topics="t,u")[1].marker == Version("new", 0)
+
+
+@pytest.mark.parametrize("topic", ["v", None])
+def test_a_row_for_another_topic_is_named_with_the_option(cluster, topic):
+    options, plan = planned(cluster, **TOPICS)
+
+    with pytest.raises(
+        SinkError, match=f"row 4 of task 1 is for topic {topic!r}, and the option topics names only t, u"
+    ):
+        write(options, plan, [rows_for(["t", "u", "t"]), rows_for(["u", topic])], task_id=1)
+    assert cluster.records("t") == []
+
+
+def test_a_partition_that_one_of_several_topics_lacks_is_rejected(cluster):
+    options, plan = planned(cluster, **TOPICS)
+
+    write(options, plan, [rows_for(["t"], partition=2)])
+    with pytest.raises(SinkError, match=r"partition 1, and topic u has 1 .*by_key\(df, \{'t': 3, 'u': 1\}\)"):
+        write(options, plan, [rows_for(["t", "u"], partition=1)], task_id=1)
+
+
+def test_a_single_task_places_rows_of_several_topics_by_their_keys(cluster):
+    options, plan = planned(cluster, **TOPICS)
+    keys = [b"a", None, b"c", b"d"]
+    batch = batch_of(0, 4, key=pa.array(keys, pa.binary()), topic=pa.array(["t", "t", "u", "t"]))
+
+    assert exactly_once.commit(options, plan, Version("q", 0), [write(options, plan, [batch])])
+
+    assert cluster.committed("t") == [b"v0", b"v1", b"v3"]
+    assert cluster.committed("u") == [b"v2"]
 
 
 def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):

@@ -80,7 +80,7 @@ def wrong(df, cluster, **options):
         (
             ["'x' AS value", "'t' AS topic"],
             {"delivery": "exactly_once", "transactionalId": "x"},
-            "set the option topic",
+            "set the option topic, or topics=a,b,c",
         ),
         (
             ["'x' AS value"],
