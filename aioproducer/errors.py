@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from aioproducer.types import Outcome
+from aioproducer.types import Outcome, TopicPartition
 
 E = TypeVar("E", bound=BaseException)
 
@@ -288,6 +288,8 @@ class TransactionAbortableError(TransactionError):
 
     requires_abort = True
     last_error: BaseException | None = None
+    partitions: frozenset[TopicPartition] = frozenset()
+    """The partitions of a participant to which another producer has written in the same transaction."""
 
 
 class TransactionReinitError(TransactionError):

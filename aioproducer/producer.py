@@ -186,7 +186,9 @@ class Producer(Lifecycle, Bulk):
             handle: from `export_transaction`. It may be used once for each partition.
             partitions: the partitions that only this producer writes to.
             log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every answer
-                contains a time, so another writer is noticed only if its batches had different sizes.
+                contains a time. Before its first record in a partition, the producer therefore asks the leader who has
+                written to it in the transaction (Kafka 2.8). Another producer that begins to write at the same time is
+                noticed only if its batches have different sizes.
             config: settings under any client's names, as for `from_config`.
             settings: those of `Producer`, except transactional_id.
         """

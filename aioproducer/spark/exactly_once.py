@@ -30,6 +30,7 @@ from aioproducer import (
     ProducerFencedError,
     SendManyError,
     TopicPartition,
+    TransactionAbortableError,
 )
 from aioproducer.blocking import Producer
 from aioproducer.spark.options import SinkError, SinkOptions, in_options
@@ -370,15 +371,23 @@ def _why_not(task: int, attempt: int) -> str:
 
 
 def _rivals(error: SinkError) -> frozenset[TopicPartition]:
-    """Return the partitions in which the broker saw a repeated sequence number or a gap, as from a second writer."""
-    if not isinstance(error.__cause__, SendManyError):
-        return frozenset()
-    rows = [row for row in error.__cause__.errors.values() if isinstance(row, DeliveryError)]
-    return frozenset(
-        TopicPartition(row.topic, row.partition)
-        for row in rows
-        if isinstance(row.last_error, BrokerError) and row.last_error.name in NUMBERS_OF_ANOTHER
-    )
+    """Return the partitions of another writer.
+
+    On topics with LogAppendTime, their leaders named them before the first record. Otherwise, they saw a repeated
+    sequence number or a gap."""
+    cause = error.__cause__
+    if isinstance(cause, TransactionAbortableError):
+        return cause.partitions
+    found: set[TopicPartition] = set()
+    for row in cause.errors.values() if isinstance(cause, SendManyError) else ():
+        if not isinstance(row, DeliveryError):
+            continue
+        last = row.last_error
+        if isinstance(last, TransactionAbortableError):
+            found |= last.partitions
+        elif isinstance(last, BrokerError) and last.name in NUMBERS_OF_ANOTHER:
+            found.add(TopicPartition(row.topic, row.partition))
+    return frozenset(found)
 
 
 def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, first_row: int) -> None:

@@ -119,10 +119,15 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
-def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(kafka, made):
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(kafka, timestamps):
     """The second writer has the attempt number 0 again, and as many rows, but other ones."""
+    made = f"spark-{uuid4().hex[:8]}"
+    asyncio.run(kafka.create_topic(made, PARTITIONS, config={"message.timestamp.type": timestamps}))
     told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": made}
-    options = read_options({**told, "delivery": "exactly_once", "transactionalid": made}, is_stream=False)
+    told |= {"delivery": "exactly_once", "transactionalid": made}
+    told |= {"logappendtime": str(timestamps == "LogAppendTime").lower()}
+    options = read_options(told, is_stream=False)
     plan = exactly_once.plan(options)
 
     def write_rows(first):

@@ -312,11 +312,17 @@ def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, cou
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(version, monkeypatch):
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(
+    version, timestamps, monkeypatch
+):
     """The second writer also has attempt number 0, and as many rows, but other ones."""
-    with stage(1, topics={"t": 3}, transaction_version=version) as cluster:
-        options, writer = planned_writer(cluster)
+    with stage(1, transaction_version=version) as cluster:
+        config = {"message.timestamp.type": timestamps}
+        cluster.call(lambda: cluster.cluster.create_topic("t", 3, config=config))
+        is_append_time = str(timestamps == "LogAppendTime").lower()
+        options, writer = planned_writer(cluster, logappendtime=is_append_time)
         as_task(monkeypatch, 0)
         dead = writer.write(iter([placed(0, 10, 0)]))
         assert (dead.rows, len(cluster.records("t"))) == (10, 10)  # acknowledged; the report is lost
