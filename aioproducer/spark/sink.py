@@ -28,7 +28,7 @@ from aioproducer.spark.options import (
     in_options,
     read_options,
 )
-from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, summary
+from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, line_of, summary, totals
 from aioproducer.spark.task import write_at_least_once
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class _Writer:
     def _commit(
         self, what: str, version: Version | None, messages: Sequence[spark.WriterCommitMessage | None]
     ) -> None:
+        worker.show_messages()
         reports = [message for message in messages if isinstance(message, TaskReport)]
         if len(reports) < len(messages):
             raise SinkError(
@@ -143,15 +144,19 @@ class _Writer:
         elif not exactly_once.commit(self._options, self._plan, version, reports):
             logger.info("%s was already committed; skipped", what)
             return
-        logger.info("%s: %s", what, summary(reports))
+        now = time.time()
+        plan = next((report.plan for report in reports if report.plan is not None), None)
+        found = totals(reports, 0.0 if plan is None else now - plan.begun_at)
+        logger.info("%s: %s", what, line_of(found))
         if self._options.reports:
             try:
-                add_line(self._options.reports, what, reports, time.time())
+                add_line(self._options.reports, what, found, now)
             except OSError as error:  # the rows are committed: the batch must not be repeated
                 logger.warning("%s: no line was added to %s: %s", what, self._options.reports, error)
         worker.spare()
 
     def _abort(self, what: str, messages: Sequence[spark.WriterCommitMessage | None]) -> None:
+        worker.show_messages()
         reports = [message if isinstance(message, TaskReport) else None for message in messages]
         logger.warning(
             "%s failed; finished tasks: %s",

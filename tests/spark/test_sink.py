@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,7 @@ from aioproducer.partitioner import murmur2_partition
 from aioproducer.spark import KafkaSink, activate, foreach_batch, partition_by_key
 from aioproducer.testing import ApiKey, ErrorCode
 from tests.campaigns.spark_chaos import write_files
+from tests.support.spark_driver import Driver
 from tests.support.spark_stage import FORMAT, stage, write
 
 HEADERS = "array(struct('one' AS key, X'31' AS value), struct('none' AS key, CAST(NULL AS binary) AS value))"
@@ -338,6 +340,20 @@ def test_each_batch_adds_a_line_to_the_file_of_reports(spark, cluster, topic, tm
         ("batch write", 10),
     ]
     assert all(line["topics"] == [topic] and line["bytes"] > 0 and line["p99_ms"] > 0 for line in found)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+def test_each_write_has_a_line_in_the_drivers_log(cluster, topic):
+    options = {"topic": topic, "delivery": "exactly_once", "transactionalId": topic}
+    order = {"job": "write", "servers": cluster.servers, "rows": 10, "partitions": 3, "options": options}
+    with Driver() as driver:
+        assert driver.play(order).code == 0
+        log = driver._log()
+
+    assert re.search(
+        r" INFO aioproducer\.spark\.sink: batch write: 10 rows, .*; .*transaction \d+\.\d\d s", log
+    )
 
 
 def dict_of(progress):
