@@ -24,6 +24,7 @@ from tests.campaigns.spark_chaos import (
     coordinator_of,
     play,
     three_brokers,
+    topics_of,
 )
 from tests.spark.test_sink import numbered, once, values
 from tests.support.read_back import read_back
@@ -87,6 +88,23 @@ def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka
         run = Run(driver, place, made, tmp_path / "run")
 
         assert play(run, [DEATHS[name] for name in names]) == 1 + len(killed)
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+@pytest.mark.timeout(400)
+def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(
+    kafka, driver, made, tmp_path
+):
+    for topic in topics_of(made, 3)[1:]:
+        asyncio.run(kafka.create_topic(topic, PARTITIONS))
+    with apache(kafka) as place:
+        run = Run(driver, place, made, tmp_path / "run", topics=3)
+
+        play(run, [DEATHS[name] for name in ("F3 worker", "F7", "F10")])
+
+        assert all(place.committed(topic) for topic in run.topics)
 
 
 @pytest.mark.promise(

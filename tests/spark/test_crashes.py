@@ -138,6 +138,18 @@ def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place,
     assert killed == len(crashes)
 
 
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+@pytest.mark.timeout(400)
+def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(driver, place, tmp_path):
+    run = Run(driver, place, "three", tmp_path / "run", topics=3)
+
+    play(run, [DEATHS[name] for name in ("F3 error", "F7", "F8", "F10", "F12")])
+
+    assert all(place.committed(topic) for topic in ("three", "three-2", "three-3"))
+
+
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver, place, tmp_path):
