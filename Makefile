@@ -117,7 +117,8 @@ availability: setup
 	$(BIN)/python -m tests.campaigns.availability gaps --runs 5 --frozen 15 --request-timeout-ms 3000 $(ARGS)
 
 # Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test` plays some.
-# ARGS="--seed 7", ARGS="--kafka apache" for three real brokers, ARGS=--executors for two that are killed as well
+# ARGS="--seed 7", ARGS="--kafka apache" for three real brokers, ARGS=--executors for two that are killed as well,
+# ARGS="--topics 3" for streams to several topics
 RUNS ?= 100
 chaos-spark: setup
 	$(BIN)/python -m tests.campaigns.spark_chaos --runs $(RUNS) $(ARGS)

@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from aioproducer.types import Outcome
+from aioproducer.types import Outcome, TopicPartition
 
 E = TypeVar("E", bound=BaseException)
 
@@ -207,10 +207,14 @@ class BufferTimeoutError(KafkaTimeoutError):
 
 
 class MetadataTimeoutError(KafkaTimeoutError):
-    """No metadata for the topic arrived within max_block_ms; the record was not buffered."""
+    """No metadata for the topic arrived within max_block_ms; the record was not buffered.
+
+    `reported` is the name of the error that the cluster reports for the topic; empty if it has not answered.
+    """
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
+    reported: str = ""
 
 
 class UnknownPartitionError(KafkaTimeoutError):
@@ -285,6 +289,8 @@ class TransactionAbortableError(TransactionError):
 
     requires_abort = True
     last_error: BaseException | None = None
+    partitions: frozenset[TopicPartition] = frozenset()
+    """The partitions of a participant to which another producer has written in the same transaction."""
 
 
 class TransactionReinitError(TransactionError):

@@ -187,7 +187,9 @@ class Producer(Lifecycle, Bulk):
             handle: from `export_transaction`. A handle may be used once for each partition.
             partitions: the partitions that only this producer writes to.
             log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every response
-                contains a time, so another writer is noticed only if its batches had different sizes.
+                contains a time. Before its first record in a partition, the producer therefore asks the leader who has
+                written to it in the transaction (Kafka 2.8). Another producer that begins to write at the same time is
+                noticed only if its batches have different sizes.
             config: settings under any client's names, as for `from_config`.
             settings: those of `Producer`, except transactional_id.
         """
@@ -471,14 +473,23 @@ class Producer(Lifecycle, Bulk):
         async with asyncio.timeout(timeout):
             await self._accumulator.flush()
 
-    async def partitions_for(self, topic: str) -> set[int]:
-        """Return the numbers of the topic's partitions. Waits for metadata, at most max_block_ms."""
-        return {partition.partition for partition in await self.partition_info(topic)}
+    async def partitions_for(self, topic: str, *, timeout: float | None = None) -> set[int]:
+        """Return the numbers of the topic's partitions; see `partition_info`."""
+        return {partition.partition for partition in await self.partition_info(topic, timeout=timeout)}
 
-    async def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Return the leader, leader epoch, replicas and ISR of each partition. Waits for metadata, at most
-        max_block_ms."""
+    async def partition_info(self, topic: str, *, timeout: float | None = None) -> tuple[PartitionInfo, ...]:
+        """Return the leader, leader epoch, replicas and ISR of each partition.
+
+        Args:
+            topic: its name.
+            timeout: seconds to wait for metadata of the topic; None for max_block_ms.
+
+        Raises:
+            MetadataTimeoutError: the topic was not known in time.
+        """
         self._check_usable()
         check_target(topic, None)
-        info = await self._metadata.wait_for_topic(topic, self._loop.time() + self._config.max_block)
+        check_timeout(timeout)
+        seconds = self._config.max_block if timeout is None else timeout
+        info = await self._metadata.wait_for_topic(topic, self._loop.time() + seconds)
         return info.partitions

@@ -560,13 +560,13 @@ class Producer:
 
         self._call(flush)
 
-    def partitions_for(self, topic: str) -> set[int]:
+    def partitions_for(self, topic: str, *, timeout: float | None = None) -> set[int]:
         """Return the numbers of the topic's partitions; see `aioproducer.Producer.partitions_for`."""
-        return self._call(partial(self._inner.partitions_for, topic))
+        return self._call(partial(self._inner.partitions_for, topic, timeout=timeout))
 
-    def partition_info(self, topic: str) -> tuple[PartitionInfo, ...]:
+    def partition_info(self, topic: str, *, timeout: float | None = None) -> tuple[PartitionInfo, ...]:
         """Return each partition's leader, epoch, replicas and ISR; see `aioproducer.Producer.partition_info`."""
-        return self._call(partial(self._inner.partition_info, topic))
+        return self._call(partial(self._inner.partition_info, topic, timeout=timeout))
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
         """Return all counters and gauges, in every state; see `aioproducer.Producer.metrics`."""

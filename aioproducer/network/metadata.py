@@ -243,13 +243,16 @@ class Metadata:
                 partition=partition,
                 partitions=len(info.partitions),
             )
+        reported = ""
         if self.last_error is not None:
             why = str(self.last_error)
         elif info is not None:
-            why = f"the cluster reports {error_name(info.error)}"
+            reported = error_name(info.error)
+            why = f"the cluster reports {reported}"
         else:
             why = "the cluster has not answered yet"
-        return MetadataTimeoutError(f"topic {name} is not known after {waited:.3g} s: {why}", topic=name)
+        text = f"topic {name} is not known after {waited:.3g} s: {why}"
+        return MetadataTimeoutError(text, topic=name, reported=reported)
 
     async def first_update(self, deadline: float) -> None:
         """Wait for the first snapshot of the cluster. The `run` task may or may not be running.

@@ -28,6 +28,7 @@ class ApiKey(IntEnum):
     END_TXN = 26
     TXN_OFFSET_COMMIT = 28
     SASL_AUTHENTICATE = 36
+    DESCRIBE_PRODUCERS = 61
     GET_TELEMETRY_SUBSCRIPTIONS = 71
     PUSH_TELEMETRY = 72
 
@@ -59,8 +60,9 @@ CLIENT_VERSIONS: dict[ApiKey, VersionRange] = {
     ApiKey.END_TXN: VersionRange(0, 5),
     ApiKey.TXN_OFFSET_COMMIT: VersionRange(2, 5),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+    ApiKey.DESCRIBE_PRODUCERS: VersionRange(0, 0),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
     ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
 """The version ranges of the producer. The lower limits suit Kafka 2.1, the oldest supported broker, which has no
-telemetry APIs."""
+telemetry APIs and no DescribeProducers (Kafka 2.8)."""

@@ -240,3 +240,44 @@ class OffsetFetchRequest(
     )
     groups: list[OffsetFetchRequest.OffsetFetchRequestGroup] = array("OffsetFetchRequestGroup", "8+")
     require_stable: bool = boolean("7+")
+
+
+class DescribeProducersResponse(Message, api_key=ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0), flexible_from=0):
+    """The producers that the leader of each partition remembers."""
+
+    class ProducerState(Struct):
+        producer_id: int = int64()
+        producer_epoch: int = int32()
+        last_sequence: int = int32(default=-1)
+        last_timestamp: int = int64(default=-1)
+        coordinator_epoch: int = int32()
+        current_txn_start_offset: int = int64(default=-1)
+
+    class PartitionResponse(Struct):
+        partition_index: int = int32()
+        error_code: int = int16()
+        error_message: str | None = string(nullable="0+", default=None)
+        active_producers: list[DescribeProducersResponse.ProducerState] = array("ProducerState")
+
+    class TopicResponse(Struct):
+        name: str = string()
+        partitions: list[DescribeProducersResponse.PartitionResponse] = array("PartitionResponse")
+
+    throttle_time_ms: int = int32()
+    topics: list[DescribeProducersResponse.TopicResponse] = array("TopicResponse")
+
+
+class DescribeProducersRequest(
+    Message,
+    api_key=ApiKey.DESCRIBE_PRODUCERS,
+    versions=(0, 0),
+    flexible_from=0,
+    response=DescribeProducersResponse,
+):
+    """Asks the leaders of partitions for the state of their producers (KIP-664)."""
+
+    class TopicRequest(Struct):
+        name: str = string()
+        partition_indexes: list[int] = array("int32")
+
+    topics: list[DescribeProducersRequest.TopicRequest] = array("TopicRequest")

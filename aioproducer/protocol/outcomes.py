@@ -352,7 +352,7 @@ def _coordinators() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
-    """Return the rules for OffsetFetch, TxnOffsetCommit and EndTxn.
+    """Return the rules for OffsetFetch, TxnOffsetCommit, EndTxn and DescribeProducers.
 
     For EndTxn, the outcome is that of the commit: NOT_PERSISTED means not committed.
     """
@@ -371,6 +371,14 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         _rule(_A.REINIT, _NO),
     )
     return {
+        **_coded(
+            ApiKey.DESCRIBE_PRODUCERS,
+            _A.RETRY,
+            Code.NOT_LEADER_OR_FOLLOWER,
+            Code.UNKNOWN_TOPIC_OR_PARTITION,
+            Code.KAFKA_STORAGE_ERROR,
+            Code.REQUEST_TIMED_OUT,
+        ),
         **_coded(
             fetch,
             _A.RETRY,
@@ -459,6 +467,7 @@ UNKNOWN_CODES: Mapping[ApiKey, tuple[Rule, ...]] = MappingProxyType(
         ApiKey.OFFSET_FETCH: (_rule(_A.FAIL, _NO),),
         ApiKey.TXN_OFFSET_COMMIT: (_rule(_A.ABORT, _NO),),
         ApiKey.END_TXN: (_rule(_A.REINIT, _MAYBE, _C.COMMIT), _rule(_A.REINIT, _NO)),
+        ApiKey.DESCRIBE_PRODUCERS: (_rule(_A.FAIL, _NO),),
         ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: (_rule(_A.RETRY, _NO),),
         ApiKey.PUSH_TELEMETRY: (_rule(_A.RETRY, _NO),),
     }

@@ -105,6 +105,7 @@ class GivingUp:
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED):
                 self._accumulator.forget(batch)
+                batch.last_error = batch.last_error or why
                 if why is None:
                     batch.note_unretrieved = nobody  # the user wanted the records to fail
                 self._results.give_up(batch, reason, TransactionAbortedError)

@@ -52,6 +52,7 @@ from aioproducer.sending.sender import Sender
 from aioproducer.sending.vital_signs import VitalSigns, weakly_measuring
 from aioproducer.transactions.calls import Transactional
 from aioproducer.transactions.coordinator import Coordinator
+from aioproducer.transactions.first_writer import FirstWriter
 from aioproducer.transactions.state import Transaction
 from aioproducer.types import Outcome, TransactionHandle
 
@@ -238,7 +239,10 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         if self._handle is not None and self._is_owner:
             self._coordinator.resume(self._handle)
         elif self._handle is not None:
-            self._coordinator.attach(self._handle)
+            first_writer = None
+            if self._transaction.role.asks_leaders:
+                first_writer = FirstWriter(config, self._brokers, self._metadata, self._random, self._handle)
+            self._coordinator.attach(self._handle, first_writer)
         elif self._transaction.is_used and wait:
             await self._coordinator.initialize()
         elif self._transaction.is_used:

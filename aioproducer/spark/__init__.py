@@ -2,8 +2,17 @@
 
 See docs/spark.md."""
 
-from aioproducer.spark.helpers import foreach_batch, partition_by_key
+from aioproducer.spark.helpers import activate, foreach_batch, partition_by_key, run_query
 from aioproducer.spark.options import SinkError
+from aioproducer.spark.reports import BatchListener
 from aioproducer.spark.sink import KafkaSink
 
-__all__ = ["KafkaSink", "SinkError", "foreach_batch", "partition_by_key"]
+__all__ = [
+    "BatchListener",
+    "KafkaSink",
+    "SinkError",
+    "activate",
+    "foreach_batch",
+    "partition_by_key",
+    "run_query",
+]

@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,9 +30,10 @@ from aioproducer import (
     ProducerFencedError,
     SendManyError,
     TopicPartition,
+    TransactionAbortableError,
 )
 from aioproducer.blocking import Producer
-from aioproducer.spark.options import SinkError, SinkOptions
+from aioproducer.spark.options import SinkError, SinkOptions, in_options
 from aioproducer.spark.reports import Plan, TaskReport, Version
 from aioproducer.spark.task import TaskWriter
 
@@ -41,17 +43,35 @@ HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
 APPEND_TIME = "option logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
 """The results that a broker returns to the second writer of a partition; NONE means success."""
+AGAIN = (
+    "Nothing of the batch is committed, and it can be written again as a whole: restart the query, as "
+    "aioproducer.spark.run_query does, or use aioproducer.spark.foreach_batch, which repeats failed batches"
+)
+"""The advice for a failure that another attempt of the whole batch can repair. `run_query` looks for it."""
+SPECULATION = (
+    "spark.speculation is on, and a speculative copy of a task would write its rows a second time. Set "
+    "spark.speculation=false when the session is created, or use delivery=at_least_once"
+)
 CLOSING = 10.0
 """Timeout in seconds for closing a producer after its transaction has ended."""
+
+
+class OtherWriterError(SinkError):
+    """A task found rows of another writer in its partitions `rivals`; `answer` is the broker's text."""
+
+    rivals: frozenset[TopicPartition]
+    answer: str
 
 
 def _group(options: SinkOptions) -> str:
     return f"aioproducer.{options.transactional_id}"
 
 
-def _marker_place(options: SinkOptions) -> TopicPartition:
-    assert options.topic is not None  # required by exactly_once
-    return TopicPartition(options.topic, 0)
+def _marker_places(options: SinkOptions) -> list[TopicPartition]:
+    """Return the partitions whose group offsets are the marker: the first one of each topic.
+
+    A marker in only one of the topics would be lost when this topic leaves the list."""
+    return [TopicPartition(topic, 0) for topic in options.topics]
 
 
 # ---------------------------------------------------------------------------------------------------------- driver
@@ -63,21 +83,24 @@ def plan(options: SinkOptions) -> Plan:
     Raises:
         SinkError: the cluster returned an error, or did not answer.
     """
-    assert options.topic is not None
     try:
         with _closed_soon(options.producer(transactional_id=options.transactional_id)) as producer:
-            partitions = sorted(producer.partitions_for(options.topic))
-            marker = _read_marker(producer, options)
+            partitions = tuple((topic, options.partitions_of(producer, topic)) for topic in options.topics)
+            marker, writes = _read_marker(producer, options)
             begun_at = time.time()
             producer.begin_transaction()
-            producer.export_transaction([(options.topic, partition) for partition in partitions])
+            producer.export_transaction(_places(partitions))
             handle = producer.release_transaction()
             seconds = producer.config.transaction_timeout
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {error}"
+            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {in_options(str(error))}"
         ) from error
-    return Plan(handle, len(partitions), marker, begun_at, seconds)
+    return Plan(handle, partitions, marker, begun_at, seconds, writes)
+
+
+def _places(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for topic, count in partitions for number in range(count)]
 
 
 def commit(
@@ -99,7 +122,7 @@ def commit(
     """
     for report in reports:
         if report.failure:
-            raise SinkError(report.failure)
+            raise SinkError(_cause(report, reports, options))
     plans = {report.plan for report in reports if report.plan is not None}
     plan = plan or next(iter(plans), None)
     if plan is None:
@@ -120,15 +143,34 @@ def commit(
     try:
         with _closed_soon(Producer.resume(plan.handle, config=options.kafka)) as producer:
             if version is not None:
-                producer.send_offsets_to_transaction(_marker_of(options, version, reports), _group(options))
+                marker = _marker_of(options, plan, version, reports)
+                producer.send_offsets_to_transaction(marker, _group(options))
             elif not any(report.written for report in reports):
                 return True  # close() aborts it; with transactions v2 an empty transaction can't be committed
             _end(producer, options, version)
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: {options.transactional_id!r} was not committed: {error}{_whose_epoch(error)}"
+            f"exactly_once: {options.transactional_id!r} was not committed: {in_options(str(error))}"
+            f"{_whose_epoch(error)}"
         ) from error
     return True
+
+
+def _cause(failed: TaskReport, reports: Sequence[TaskReport], options: SinkOptions) -> str:
+    """Return the text of a task's failure. If the task found another writer, say which one."""
+    if not failed.rivals:
+        return failed.failure
+    _check_disjoint(reports)  # raises if the other writer is another task of this attempt
+    place = min(failed.rivals)
+    return (
+        f"exactly_once: task {failed.task} found rows of another writer in {place.topic}-{place.partition}, and no "
+        "other task of the batch reports any there: an executor was lost and Spark ran its tasks again, or the answer "
+        f"to a first record batch was lost{_or_the_topic(options)}. {AGAIN}. Kafka's answer: {failed.failure}"
+    )
+
+
+def _or_the_topic(options: SinkOptions) -> str:
+    return "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
 
 
 def _whose_epoch(error: KafkaError) -> str:
@@ -148,7 +190,7 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
         # Do not abort: the commit may still be in progress. init_transactions() waits until the commit has ended; then
         # the marker shows whether it succeeded.
         producer.init_transactions()
-        if version is None or _read_marker(producer, options) != version:
+        if version is None or _read_marker(producer, options)[0] != version:
             raise
         logger.warning("exactly_once: the broker did not answer the commit of %s, but committed it", version)
 
@@ -179,33 +221,40 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
         )
 
 
-def _read_marker(producer: Producer, options: SinkOptions) -> Version | None:
-    place = _marker_place(options)
-    found = producer.committed(_group(options), [place])[place]
-    if found is None:
-        return None
-    try:
-        return Version(str(json.loads(found.metadata)["owner"]), found.offset)
-    except (ValueError, TypeError, KeyError):
-        raise SinkError(
-            f"the consumer group {_group(options)!r} contains an offset that this sink did not write; use "
-            "a transactionalId that nothing else uses"
-        ) from None
+def _read_marker(producer: Producer, options: SinkOptions) -> tuple[Version | None, int]:
+    """Return the last committed write, or None, and the number of writes up to it.
+
+    A topic that was added to the list has no marker yet. A topic that was not in the list for a time has an old one."""
+    markers: list[tuple[int, Version | None]] = [(0, None)]
+    for found in producer.committed(_group(options), _marker_places(options)).values():
+        if found is None:
+            continue
+        try:
+            metadata = json.loads(found.metadata)
+            owner = str(metadata["owner"])
+            markers.append((int(metadata.get("writes", 1)), Version(owner, found.offset)))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise SinkError(
+                f"the consumer group {_group(options)!r} contains an offset that this sink did not write; use "
+                "a transactionalId that nothing else uses"
+            ) from None
+    writes, version = max(markers, key=itemgetter(0))
+    return version, writes
 
 
 def _marker_of(
-    options: SinkOptions, version: Version, reports: Sequence[TaskReport]
+    options: SinkOptions, plan: Plan, version: Version, reports: Sequence[TaskReport]
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     rows = sum(report.rows for report in reports)
-    metadata = json.dumps({"owner": version.owner, "rows": rows})
-    return {_marker_place(options): OffsetAndMetadata(version.number, metadata)}
+    metadata = json.dumps({"owner": version.owner, "rows": rows, "writes": plan.writes + 1})
+    return dict.fromkeys(_marker_places(options), OffsetAndMetadata(version.number, metadata))
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
     """Check that no two tasks wrote to one partition: the broker can drop the rows of one task and report success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
-        for place in report.written:
+        for place in sorted(report.written.keys() | report.rivals):
             if place in owners:
                 raise SinkError(
                     f"exactly_once: tasks {owners[place]} and {report.task} have both written to {place.topic}-"
@@ -281,48 +330,81 @@ def write_exactly_once(
     if version is not None and _is_done(plan, version):
         return TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, plan, version, is_skipped=True)
     if attempt > 0 or speculation:
-        why = (
-            f"this is attempt {attempt} (Spark's log says why the first one failed: Lost task {task}.0)"
-            if attempt > 0
-            else "spark.speculation is on"
-        )
-        raise SinkError(
-            f"exactly_once: task {task} does not write, since {why}: Kafka can't distinguish the attempts of a task. "
-            "The batch must be run again as a whole; restart the query, or use aioproducer.spark.foreach_batch, which "
-            "repeats failed batches"
-        )
+        raise SinkError(_why_not(task, attempt))
     producer = Producer.attach(
         plan.handle,
-        partitions=[(options.topic or "", partition) for partition in range(plan.partitions)],
+        partitions=_places(plan.partitions),
         log_append_time=options.log_append_time,
         config=options.kafka,
     )
     try:
         with producer:
             writer = TaskWriter(producer, options, task)
+            first_row = 0
             for number, batch in enumerate(batches):
                 if batch.num_rows:
+                    _check_topics(batch, options, plan, task, first_row)
                     writer.write(_with_partitions(batch, options, plan, task, number))
+                    first_row += batch.num_rows
             report = writer.finish()
     except SinkError as error:
-        if _is_of_two_writers(error):
-            or_the_topic = (
-                "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
-            )
-            raise SinkError(
+        if rivals := _rivals(error):
+            raise OtherWriterError(
                 f"exactly_once: task {task} found another writer in a partition (or the answer to its first batch was "
-                f"lost{or_the_topic}); rows of one partition must be in one task: {HELPER}. {error}"
+                f"lost{_or_the_topic(options)}); rows of one partition must be in one task: {HELPER}. {error}",
+                rivals=rivals,
+                answer=str(error),
             ) from error
         raise
     return dataclasses.replace(report, plan=plan, version=version)
 
 
-def _is_of_two_writers(error: SinkError) -> bool:
-    """Return whether the broker saw a repeated sequence number or a gap, the signs of two tasks in one partition."""
-    if not isinstance(error.__cause__, SendManyError):
-        return False
-    lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))
-    return any(isinstance(last, BrokerError) and last.name in NUMBERS_OF_ANOTHER for last in lasts)
+def _why_not(task: int, attempt: int) -> str:
+    """Return the reason why a task does not write."""
+    if attempt == 0:
+        return f"exactly_once: task {task} does not write, since {SPECULATION}"
+    return (
+        f"exactly_once: task {task} does not write, since this is attempt {attempt}: an earlier attempt failed, or its "
+        "executor was lost, and Kafka can't distinguish the attempts of a task. Spark's log names the executor and the "
+        f"reason (Lost task {task}.{attempt - 1}). {AGAIN}"
+    )
+
+
+def _rivals(error: SinkError) -> frozenset[TopicPartition]:
+    """Return the partitions of another writer.
+
+    On topics with LogAppendTime, their leaders named them before the first record. Otherwise, they saw a repeated
+    sequence number or a gap."""
+    cause = error.__cause__
+    if isinstance(cause, TransactionAbortableError):
+        return cause.partitions
+    found: set[TopicPartition] = set()
+    for row in cause.errors.values() if isinstance(cause, SendManyError) else ():
+        if not isinstance(row, DeliveryError):
+            continue
+        last = row.last_error
+        if isinstance(last, TransactionAbortableError):
+            found |= last.partitions
+        elif isinstance(last, BrokerError) and last.name in NUMBERS_OF_ANOTHER:
+            found.add(TopicPartition(row.topic, row.partition))
+    return frozenset(found)
+
+
+def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, first_row: int) -> None:
+    """Check that the column `topic`, if it is used, contains only topics whose partitions are in the transaction.
+
+    Raises:
+        SinkError: a row has no topic, or another one.
+    """
+    if options.topic is not None:
+        return
+    listed = pa.array([topic for topic, _ in plan.partitions])
+    wrong = pc.invert(pc.is_in(batch.column("topic").cast(pa.string()), value_set=listed))
+    if (row := pc.index(wrong, True).as_py()) >= 0:
+        raise SinkError(
+            f"exactly_once: row {first_row + row} of task {task} is for topic {batch.column('topic')[row].as_py()!r}, "
+            f"and the option topics names only {', '.join(options.topics)}; add the topic there"
+        )
 
 
 def _with_partitions(
@@ -339,11 +421,14 @@ def _with_partitions(
         if column.null_count:
             raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
         # Without this check, the producer would wait max.block.ms for the partition to appear.
-        if (last := pc.max(column).as_py()) >= plan.partitions:
-            raise SinkError(
-                f"exactly_once: a row is for partition {last}, and topic {options.topic} has {plan.partitions} "
-                f"(0 to {plan.partitions - 1}): aioproducer.spark.partition_by_key(df, {plan.partitions})"
-            )
+        for topic, count in plan.partitions:
+            own = column if options.topic else column.filter(pc.equal(batch.column("topic"), topic))
+            if len(own) and (last := pc.max(own).as_py()) >= count:
+                counts = dict(plan.partitions) if options.topic is None else count
+                raise SinkError(
+                    f"exactly_once: a row is for partition {last}, and topic {topic} has {count} "
+                    f"(0 to {count - 1}): aioproducer.spark.partition_by_key(df, {counts})"
+                )
         return batch
     if task > 0:
         raise SinkError(
@@ -351,7 +436,8 @@ def _with_partitions(
             f"(coalesce(1)): {HELPER} adds the column and repartitions the rows"
         )
     # Each batch gets the column, even if all its rows have keys: several batches enter the buffer as one table.
-    anywhere = pa.repeat(pa.scalar(number % plan.partitions, pa.int32()), batch.num_rows)
+    anywhere = number % min(count for _, count in plan.partitions)
+    column = pa.repeat(pa.scalar(anywhere, pa.int32()), batch.num_rows)
     if "key" in names:
-        anywhere = pc.if_else(pc.is_valid(batch.column("key")), None, anywhere)  # null: the key decides
-    return batch.append_column("partition", anywhere)
+        column = pc.if_else(pc.is_valid(batch.column("key")), None, column)  # null: the key decides
+    return batch.append_column("partition", column)

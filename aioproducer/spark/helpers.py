@@ -1,4 +1,4 @@
-"""Helper functions for users of the sink: `partition_by_key` and `foreach_batch`."""
+"""Helper functions for users of the sink: `partition_by_key`, `foreach_batch`, `run_query` and `activate`."""
 
 from __future__ import annotations
 
@@ -7,50 +7,103 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from aioproducer import murmur2_partitions
+from aioproducer.spark.exactly_once import AGAIN, SPECULATION
+from aioproducer.spark.losses import LossWatch
+from aioproducer.spark.options import SinkError, read_options
 
 logger = logging.getLogger(__name__)
 
+OF_LOST_TASKS = (AGAIN, "ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly")
+"""Texts of errors that end a batch although another attempt can succeed."""
 
-def partition_by_key(df: DataFrame, partitions: int, *, key: str = "key") -> DataFrame:
+
+def partition_by_key(
+    df: DataFrame,
+    partitions: int | Mapping[str, int] | None = None,
+    *,
+    key: str = "key",
+    options: Mapping[str, Any] | None = None,
+) -> DataFrame:
     """Add a column `partition`, and put all rows of a partition into one task, as exactly_once requires.
 
     The partition is the one that Kafka's default partitioner chooses (murmur2 of the key).
 
     Args:
         df: a DataFrame with a column of strings or bytes to hash.
-        partitions: the number of the topic's partitions.
+        partitions: the number of the topic's partitions; for rows with a column `topic`, {topic: number of partitions}.
         key: the name of the column to hash. Rows without a key are distributed by their value, so that a repeated task
             computes the same partition for each row.
+        options: the options of the write, to ask the cluster for the number of partitions, once, instead of giving
+            `partitions`.
+
+    Raises:
+        KafkaError: the cluster does not have a topic of the options, or does not answer.
+        ConfigError: an option is wrong.
     """
-    if type(partitions) is not int or partitions < 1:
-        raise ValueError(
-            f"partitions={partitions!r} must be the number of partitions in the topic, at least 1"
-        )
-    hashed = _arrow_hash(partitions) if hasattr(F, "arrow_udf") else _row_hash(partitions)
+    counts = _checked(_asked(options) if partitions is None and options is not None else partitions)
+    most = counts if isinstance(counts, int) else max(counts.values())
+    hashed = (_arrow_hash if hasattr(F, "arrow_udf") else _row_hash)(counts)
     columns = [F.col(key), *([F.col("value")] if "value" in df.columns else []), F.lit("")]
-    number = hashed(F.coalesce(*(column.cast("binary") for column in columns)))
+    topic = [F.col("topic")] if isinstance(counts, Mapping) else []
+    number = hashed(F.coalesce(*(column.cast("binary") for column in columns)), *topic)
     with_partition = df.withColumn("partition", number)
+    # Task n gets the partitions n of all topics.
     if hasattr(with_partition, "repartitionById"):  # Spark 4.1: task n has partition n
-        return with_partition.repartitionById(partitions, "partition")
-    return with_partition.repartition(partitions, "partition")
+        return with_partition.repartitionById(most, "partition")
+    return with_partition.repartition(most, "partition")
 
 
-def _arrow_hash(partitions: int) -> Callable[..., Column]:
-    def hashed(keys: pa.Array) -> pa.Array:
-        numbers = murmur2_partitions(keys, partitions)
-        return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
+def _checked(partitions: int | Mapping[str, int] | None) -> int | Mapping[str, int]:
+    counts = list(partitions.values()) if isinstance(partitions, Mapping) else [partitions]
+    if partitions is None or not counts or any(type(count) is not int or count < 1 for count in counts):
+        raise ValueError(
+            f"partitions={partitions!r} must be the number of partitions in the topic, at least 1, or a mapping of "
+            "topics to numbers, for rows with a column topic; or pass options= to ask the cluster"
+        )
+    return partitions
 
-    hashed.__annotations__ = {"keys": pa.Array, "return": pa.Array}
+
+def _asked(options: Mapping[str, Any]) -> int | dict[str, int]:
+    """Return the number of partitions of the topic in the options, or of each one in `topics`."""
+    read = read_options({name: str(value) for name, value in options.items()}, is_stream=False)
+    topics = read.topics or ((read.topic,) if read.topic else ())
+    with read.producer() as producer:
+        found = {topic: read.partitions_of(producer, topic) for topic in topics}
+    return found if read.topic is None else found[read.topic]
+
+
+def _arrow_hash(counts: int | Mapping[str, int]) -> Callable[..., Column]:
+    def numbers(keys: pa.Array, count: int) -> pa.Array:
+        hashed = murmur2_partitions(keys, count)
+        return pa.Array.from_buffers(pa.int32(), len(hashed), [None, pa.py_buffer(hashed)])
+
+    def hashed(*columns: pa.Array) -> pa.Array:
+        if isinstance(counts, int):
+            return numbers(columns[0], counts)
+        keys, topics = columns
+        found = pa.nulls(len(keys), pa.int32())
+        for topic, count in counts.items():
+            found = pc.if_else(pc.equal(topics, topic), numbers(keys, count), found)
+        return found
+
+    hashed.__annotations__ = {"columns": pa.Array, "return": pa.Array}
     arrow_udf: Callable[..., Callable[..., Column]] = F.arrow_udf  # type: ignore[attr-defined]  # not in its list of names
     return arrow_udf(hashed, "int")
 
 
-def _row_hash(partitions: int) -> Callable[..., Column]:
-    return F.udf(lambda key: murmur2_partitions([bytes(key)], partitions)[0], "int", useArrow=False)
+def _row_hash(counts: int | Mapping[str, int]) -> Callable[..., Column]:
+    def hashed(key: bytes, topic: str | None = None) -> int | None:
+        count = counts if isinstance(counts, int) else counts.get(topic or "")
+        return None if count is None else murmur2_partitions([bytes(key)], count)[0]
+
+    return F.udf(hashed, "int", useArrow=False)
 
 
 def foreach_batch(
@@ -74,26 +127,111 @@ def foreach_batch(
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
     """
-    if attempts < 1:
-        raise ValueError(f"attempts={attempts!r} must be 1 or more")
+    _check_attempts(attempts)
 
     def write(batch: DataFrame, batch_id: int) -> None:
         rows = batch if prepare is None else prepare(batch, batch_id)
-        told = {"delivery": "exactly_once", **options}
-        if told["delivery"] == "exactly_once":
-            told |= {"txnAppId": app_id or _query_id(batch), "txnVersion": str(batch_id)}
+        given = {"delivery": "exactly_once", **options}
+        if given["delivery"] == "exactly_once":
+            _check_speculation(batch.sparkSession)
+            given |= {"txnAppId": app_id or _query_id(batch), "txnVersion": str(batch_id)}
         for attempt in range(1, attempts + 1):
+            watch = LossWatch(batch.sparkSession, _property(batch, JOB_GROUP))
             try:
-                rows.write.format("aioproducer").options(**told).mode("append").save()
+                rows.write.format("aioproducer").options(**given).mode("append").save()
                 return
             except Exception as error:
-                if attempt == attempts or _is_stopped(error):
+                if _is_stopped(error):
                     raise
-                logger.warning(
-                    "attempt %d of %d of batch %d failed; retrying: %s", attempt, attempts, batch_id, error
-                )
+                losses = watch.losses()
+                if attempt < attempts:
+                    logger.warning(
+                        "attempt %d of %d of batch %d failed; retrying: %s%s",
+                        attempt,
+                        attempts,
+                        batch_id,
+                        error,
+                        _listed(losses),
+                    )
+                elif losses:
+                    raise SinkError(
+                        f"batch {batch_id} was not written in {attempts} attempts: {error}{_listed(losses)}"
+                    ) from error
+                else:
+                    raise
 
     return write
+
+
+def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> StreamingQuery:
+    """Start a query and wait until it ends; start it again if a lost task has ended it.
+
+    Spark ends a query whose batch fails. The failed batch is not committed, so a new start of the query writes it
+    again, in a new transaction. The query also ends, with its own error, if another start can't help.
+
+        query = run_query(lambda: writer.option("checkpointLocation", folder).start())
+
+    Args:
+        start: starts the query, always with the same checkpoint.
+        attempts: the maximum number of attempts for a batch.
+
+    Returns:
+        The query that has ended, because of `query.stop()` or trigger(availableNow=True).
+
+    Raises:
+        SinkError: a batch failed `attempts` times. The error names the executors and tasks that Spark has lost.
+        StreamingQueryException: the query failed for another reason.
+    """
+    _check_attempts(attempts)
+    failures = 0
+    while True:
+        query = start()
+        watch = LossWatch(SparkSession.active(), str(query.runId))
+        try:
+            query.awaitTermination()
+            return query
+        except StreamingQueryException as error:
+            if not any(text in str(error) for text in OF_LOST_TASKS):
+                raise
+            failures = (
+                1 if query.lastProgress else failures + 1
+            )  # with progress, it is another batch that failed
+            losses = _listed(watch.losses())
+            if failures >= attempts:
+                raise SinkError(f"a batch was not written in {attempts} attempts: {error}{losses}") from error
+            logger.warning(
+                "attempt %d of %d failed; the query is started again: %s%s", failures, attempts, error, losses
+            )
+
+
+def activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread, so that Spark finds the sink there.
+
+    Spark looks for Python data sources in the active session of the thread, and a new Python thread has none. Without
+    this call, a write in such a thread fails with DATA_SOURCE_NOT_FOUND."""
+    spark.createDataFrame([], "value string")  # its side effect is the only public way
+
+
+JOB_GROUP, QUERY_ID = "spark.jobGroup.id", "sql.streaming.queryId"
+
+
+def _check_attempts(attempts: int) -> None:
+    if attempts < 1:
+        raise ValueError(f"attempts={attempts!r} must be 1 or more")
+
+
+def _check_speculation(spark: SparkSession) -> None:
+    """Raise at once what each attempt of the write would raise in its tasks.
+
+    Raises:
+        SinkError: spark.speculation is on.
+    """
+    if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
+        raise SinkError(f"exactly_once: {SPECULATION}")
+
+
+def _listed(losses: list[str]) -> str:
+    return f"\nSpark reports: {'; '.join(losses)}" if losses else ""
 
 
 def _is_stopped(error: Exception) -> bool:
@@ -101,9 +239,14 @@ def _is_stopped(error: Exception) -> bool:
     return any(name in str(error) for name in ("java.lang.InterruptedException", "SPARK_JOB_CANCELLED"))
 
 
-def _query_id(batch: DataFrame) -> str:
+def _property(batch: DataFrame, name: str) -> str | None:
+    """Return a local property of Spark's thread for the batch; None with Spark Connect, or if it is not set."""
     context = getattr(batch.sparkSession, "sparkContext", None)
-    found = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    return context.getLocalProperty(name) if context is not None else None
+
+
+def _query_id(batch: DataFrame) -> str:
+    found = _property(batch, QUERY_ID)
     if not found:
         raise ValueError(
             "foreach_batch can't determine the query's id (Spark Connect?): pass app_id=, a unique name for the query"

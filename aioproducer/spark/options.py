@@ -6,11 +6,15 @@ Spark passes their names in lower case. An option `kafka.<name>` sets the produc
 from __future__ import annotations
 
 import difflib
+import inspect
+import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from aioproducer import ConfigError, KafkaError
+import aioproducer
+from aioproducer import ConfigError, KafkaError, MetadataTimeoutError
 from aioproducer.blocking import Producer
 
 
@@ -18,10 +22,22 @@ class SinkError(KafkaError):
     """A write to Kafka failed. The text says why, and includes Kafka's reason if there is one."""
 
 
+class PlanningError(SinkError, pickle.PicklingError):
+    """A write can't be planned.
+
+    A write is planned while PySpark pickles the writer. PySpark raises a PicklingError as it is, and hides any other
+    error in one: "Could not serialize object"."""
+
+
+class MissingTopicError(SinkError):
+    """The cluster does not have a topic. Another attempt of the task would only wait again."""
+
+
 OWN = {
     name.lower(): name
     for name in (
         "topic",
+        "topics",
         "delivery",
         "transactionalId",
         "txnAppId",
@@ -48,6 +64,9 @@ OF_TABLES = (
     "'host:port', 'topic' = '...') SELECT ..., or use the DataFrame API"
 )
 
+MISSING = "UNKNOWN_TOPIC_OR_PARTITION"
+TOPIC_WAIT = 10.0
+"""Seconds to wait for a topic that the cluster reports as unknown, unless the option kafka.max.block.ms is set."""
 LONGEST_TRANSACTION = "900000"
 """The brokers' default of transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
 
@@ -60,6 +79,8 @@ class SinkOptions:
     """The producer's configuration, under Java's names."""
     topic: str | None = None
     """The topic of all rows, or None if the column `topic` names each row's topic."""
+    topics: tuple[str, ...] = ()
+    """The topics of an exactly_once write; the column `topic` chooses one for each row if there are several."""
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
@@ -69,6 +90,8 @@ class SinkOptions:
     """True if a new checkpoint may start again at batch 0."""
     log_append_time: bool = False
     """True if the topic's message.timestamp.type is LogAppendTime."""
+    checkpoint: str = ""
+    """The stream's checkpointLocation, or an empty string."""
     reports: str = ""
     """A file on the driver to which each write adds a line, or an empty string."""
 
@@ -91,6 +114,38 @@ class SinkOptions:
         # The settings are merged, because keywords would override the options, and a contradiction must be an error.
         return Producer.from_config({**self.kafka, **settings}, **quiet)
 
+    def partitions_of(self, producer: Producer, topic: str) -> int:
+        """Return the number of the topic's partitions.
+
+        Raises:
+            MissingTopicError: the cluster does not have the topic.
+            KafkaError: the cluster did not answer.
+        """
+        is_set = not self.kafka.keys().isdisjoint(("max.block.ms", "max_block_ms"))
+        try:
+            return len(producer.partitions_for(topic, timeout=None if is_set else TOPIC_WAIT))
+        except MetadataTimeoutError as error:
+            if error.reported == MISSING:
+                raise MissingTopicError(
+                    f"{error}; create the topic, or correct the option topic or the column topic"
+                ) from error
+            if is_set:
+                raise
+        return len(producer.partitions_for(topic))  # the brokers do not answer, which may pass
+
+
+_SETTINGS = re.compile(
+    r"\b(?:{}|(?:sasl|ssl)_[a-z_]+)\b".format(
+        "|".join(name for name in inspect.signature(aioproducer.Producer).parameters if "_" in name)
+    )
+)
+"""The producer's settings whose names differ from their options."""
+
+
+def in_options(text: str) -> str:
+    """Return an error text of the producer with the names of options in place of the names of settings."""
+    return _SETTINGS.sub(lambda found: PREFIX + found[0].replace("_", "."), text)
+
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
     """Read and check the options of a write.
@@ -100,6 +155,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
     """
     kafka, own, unknown = _by_kind(given)
     is_empty = not given
+    checkpoint = next((value for name, value in given.items() if name.lower() == "checkpointlocation"), "")
     del given  # a traceback that shows locals must not show passwords
     if unknown:
         raise _unknown(unknown)
@@ -123,12 +179,19 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         kafka.setdefault("transaction.timeout.ms", LONGEST_TRANSACTION)
         options = _exactly_once(kafka, own, is_stream)
     else:
-        for low in ("transactionalid", "txnappid", "txnversion", "oncheckpointreset", "logappendtime"):
+        for low in (
+            "topics",
+            "transactionalid",
+            "txnappid",
+            "txnversion",
+            "oncheckpointreset",
+            "logappendtime",
+        ):
             if low in own:
                 raise ConfigError(
                     f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
-    options = replace(options, reports=own.get("reports", ""))
+    options = replace(options, reports=own.get("reports", ""), checkpoint=checkpoint)
     # Contradictory settings raise their error now, on the driver, rather than in a task on another machine.
     options.producer(**({"transactional_id": options.transactional_id} if options.exactly_once else {}))
     return options
@@ -163,12 +226,7 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
             setting="transactionalId",
             value=None,
         )
-    if "topic" not in own:
-        raise ConfigError(
-            "delivery=exactly_once writes to one topic: set the option topic (the column topic is not enough)",
-            setting="topic",
-            value=None,
-        )
+    topics = _topics(own)
     app_id, version = own.get("txnappid"), None
     if is_stream and (app_id is not None or "txnversion" in own):
         raise ConfigError(
@@ -190,7 +248,8 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
         version = int(text)
     return SinkOptions(
         kafka,
-        own["topic"],
+        own.get("topic"),
+        topics,
         True,
         own["transactionalid"],
         app_id,
@@ -198,6 +257,29 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
         _flag(own, "onCheckpointReset", {"fail": False, "accept": True}),
         _flag(own, "logAppendTime", {"false": False, "true": True}),
     )
+
+
+def _topics(own: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the topics of an exactly_once write, whose partitions are in the transaction before a task runs."""
+    if "topic" in own and "topics" in own:
+        raise ConfigError(
+            "set the option topic for all rows, or topics for the names in the column topic, but not both",
+            setting="topics",
+            value=own["topics"],
+        )
+    if "topic" in own:
+        return (own["topic"],)
+    if "topics" not in own:
+        raise ConfigError(
+            "delivery=exactly_once needs the names of its topics before it starts: set the option topic, or "
+            "topics=a,b,c with each name that the column topic can contain",
+            setting="topic",
+            value=None,
+        )
+    names = tuple(name.strip() for name in own["topics"].split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise _wrong("topics", own["topics"], "the names of different topics, separated by commas")
+    return names
 
 
 def _flag(own: Mapping[str, str], name: str, values: Mapping[str, bool]) -> bool:

@@ -5,8 +5,11 @@ The driver pickles a writer for the tasks once per micro-batch; this also begins
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +20,15 @@ from pyspark.sql.types import StructType
 from aioproducer.errors import ConfigError, KafkaError, counted
 from aioproducer.spark import exactly_once, worker
 from aioproducer.spark.columns import check_columns
-from aioproducer.spark.options import SinkError, SinkOptions, read_options
-from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, summary
+from aioproducer.spark.options import (
+    MissingTopicError,
+    PlanningError,
+    SinkError,
+    SinkOptions,
+    in_options,
+    read_options,
+)
+from aioproducer.spark.reports import Plan, TaskReport, Version, add_line, line_of, summary, totals
 from aioproducer.spark.task import write_at_least_once
 
 logger = logging.getLogger(__name__)
@@ -26,6 +36,29 @@ logger = logging.getLogger(__name__)
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """The local properties that Spark sets for the tasks of a stream's batch."""
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
+
+
+CONTINUOUS = "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
+
+
+def check_trigger(checkpoint: str) -> None:
+    """Check that a stream does not have a continuous trigger, as far as its checkpoint shows it.
+
+    A micro-batch is planned after its offsets were written, a continuous query before that. Nothing else that reaches
+    the sink differs. A checkpoint that is not a local directory is not checked; then the commit fails.
+
+    Raises:
+        SinkError: the stream has a continuous trigger.
+    """
+    path = re.sub("^file:/+", "/", checkpoint)
+    if not path or ":" in path:
+        return
+    folder = Path(path)
+    offsets = folder / "offsets"
+    if not (folder / "metadata").is_file() or not offsets.is_dir():
+        return
+    if not any(entry.name.isdigit() for entry in offsets.iterdir()):
+        raise SinkError(CONTINUOUS)
 
 
 class _Writer:
@@ -36,11 +69,18 @@ class _Writer:
         self._plan: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        try:
+            self._prepare()
+        except KafkaError as error:
+            raise PlanningError(str(error)) from error
+        worker.spare()
+        return self.__dict__
+
+    def _prepare(self) -> None:
+        """Plan the write: the first call on the driver. Raise if it can't be carried out."""
         self._options.check_reports()
         if self._options.exactly_once and self._plan is None:
             self._plan = exactly_once.plan(self._options)
-        worker.spare()
-        return self.__dict__
 
     def _version(self) -> Version | None:
         options = self._options
@@ -56,12 +96,18 @@ class _Writer:
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         if not self._options.exactly_once:
-            report = write_at_least_once(batches, self._options, task)
+            try:
+                report = write_at_least_once(batches, self._options, task)
+            except MissingTopicError as error:
+                report = TaskReport.of_failure(task, str(error))
+            except KafkaError as error:
+                raise SinkError(in_options(str(error))) from error
             worker.spare()
             return report
         assert context is not None
         assert self._plan is not None  # set when the writer was pickled
         version = self._version_in_task(context)
+        failure_of = partial(TaskReport.of_failure, task, plan=self._plan, version=version)
         try:
             report = exactly_once.write_exactly_once(
                 batches,
@@ -72,36 +118,45 @@ class _Writer:
                 attempt=context.attemptNumber(),
                 speculation=(context.getLocalProperty("spark.speculation") or "").lower() == "true",
             )
+        # An error is reported, not raised: Spark would retry the task without success, and show the last attempt's
+        # error instead.
+        except exactly_once.OtherWriterError as error:
+            report = failure_of(in_options(error.answer), rivals=error.rivals)
         except KafkaError as error:
-            # The error is reported, not raised: Spark would retry the task in vain, and show the last attempt's
-            # error instead.
-            report = TaskReport(task, 0, 0, 0.0, 0, 0.0, {}, self._plan, version, failure=str(error))
+            report = failure_of(in_options(str(error)))
         worker.spare()
         return report
 
     def _commit(
         self, what: str, version: Version | None, messages: Sequence[spark.WriterCommitMessage | None]
     ) -> None:
+        worker.show_messages()
         reports = [message for message in messages if isinstance(message, TaskReport)]
         if len(reports) < len(messages):
             raise SinkError(
                 f"{what}: {len(messages) - len(reports)} of {counted(len(messages), 'task')} did not write the rows; "
-                "trigger(continuous=...) does not call Python sinks; use processingTime or availableNow"
+                f"{CONTINUOUS}"
             )
-        if self._options.exactly_once and not exactly_once.commit(
-            self._options, self._plan, version, reports
-        ):
+        if not self._options.exactly_once:
+            for report in reports:
+                if report.failure:
+                    raise SinkError(report.failure)
+        elif not exactly_once.commit(self._options, self._plan, version, reports):
             logger.info("%s was already committed; skipped", what)
             return
-        logger.info("%s: %s", what, summary(reports))
+        now = time.time()
+        plan = next((report.plan for report in reports if report.plan is not None), None)
+        found = totals(reports, 0.0 if plan is None else now - plan.begun_at)
+        logger.info("%s: %s", what, line_of(found))
         if self._options.reports:
             try:
-                add_line(self._options.reports, what, reports, time.time())
+                add_line(self._options.reports, what, found, now)
             except OSError as error:  # the rows are committed: the batch must not be repeated
                 logger.warning("%s: no line was added to %s: %s", what, self._options.reports, error)
         worker.spare()
 
     def _abort(self, what: str, messages: Sequence[spark.WriterCommitMessage | None]) -> None:
+        worker.show_messages()
         reports = [message if isinstance(message, TaskReport) else None for message in messages]
         logger.warning(
             "%s failed; finished tasks: %s",
@@ -143,6 +198,10 @@ else:
 
 class StreamWriter(_Writer, _ArrowStream):
     """Writer for `df.writeStream`. Spark commits with a new instance, which gets the plan from the tasks' reports."""
+
+    def _prepare(self) -> None:
+        check_trigger(self._options.checkpoint)
+        super()._prepare()
 
     def _version_in_task(self, context: TaskContext) -> Version | None:
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from aioproducer import KafkaError, Secret, SendManyError, TopicPartition
 from aioproducer.blocking import Producer, Receipt
 from aioproducer.spark.columns import arguments_of, by_topic
-from aioproducer.spark.options import SinkError, SinkOptions
+from aioproducer.spark.options import MissingTopicError, SinkError, SinkOptions
 from aioproducer.spark.reports import TaskReport, Written
 
 GATHERED = 4 << 20
@@ -44,6 +44,8 @@ class TaskWriter:
         self._gathered_size = 0
         self._pending: deque[tuple[Receipt, int]] = deque()
         self._in_flight = 0
+        self._known: set[str] = set()
+        """The topics that the cluster has."""
         self._rows = 0
         self._written: dict[TopicPartition, Written] = {}
 
@@ -66,7 +68,12 @@ class TaskWriter:
             while self._pending and (self._in_flight + size > IN_FLIGHT or self._pending[0][0].done()):
                 self._settle()
             try:
+                if topic not in self._known:
+                    self._options.partitions_of(self._producer, topic)
+                    self._known.add(topic)
                 receipt = self._producer.send_many(topic, **arguments_of(rows))
+            except MissingTopicError:
+                raise
             except KafkaError as error:
                 raise SinkError(f"topic {topic}: {error}") from error
             self._pending.append((receipt, size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import socket
 import sys
 from types import FrameType
@@ -11,6 +12,8 @@ from zipimport import zipimporter
 
 WORKERS = {"pyspark.daemon", "pyspark.worker"}
 """Main modules of PySpark's Python processes, which run tasks or, on the driver, plan and commit writes."""
+LIKE_SPARKS = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""The format of log lines, like that of Spark's own lines."""
 
 
 def spare() -> None:
@@ -20,6 +23,20 @@ def spare() -> None:
     if _is_sparks():
         _spare_the_collector()
         _spare_the_importer()
+
+
+def show_messages() -> None:
+    """Write the sink's INFO messages to the standard error of this process, which is part of the driver's log.
+
+    Has no effect outside PySpark's own processes, and where logging is configured."""
+    logger = logging.getLogger("aioproducer.spark")
+    if not _is_sparks() or logger.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LIKE_SPARKS, "%y/%m/%d %H:%M:%S"))
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
 
 
 def acknowledge_at_once() -> None:

@@ -22,7 +22,6 @@ from aioproducer.errors import (
 from aioproducer.network.brokers import Brokers
 from aioproducer.protocol.messages import (
     AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
 )
@@ -35,10 +34,12 @@ from aioproducer.transactions.coordinator_messages import (
     committed_offsets,
     offset_commit,
     offset_fetch,
+    partitions_to_add,
     worst_of_fetched,
     worst_of_offsets,
     worst_of_partitions,
 )
+from aioproducer.transactions.first_writer import FirstWriter
 from aioproducer.transactions.requests import CoordinatorRequests
 from aioproducer.transactions.running_calls import RunningCalls
 from aioproducer.transactions.state import Transaction, TransactionState, abortable, reinit
@@ -79,6 +80,8 @@ class Coordinator:
         end."""
         self._calls = RunningCalls(core, transaction)
         self.call_watch = self._calls.watch
+        self._first_writer: FirstWriter | None = None
+        """Set for a participant whose partitions must have no other writer before they join."""
         self._offset_calls = itertools.count()
         self._offsets_lock = asyncio.Lock()
         """Held while a call sends offsets, because the next call must know whether the outcome of this one is in
@@ -290,8 +293,9 @@ class Coordinator:
         answer = await self._questions.ask(request, partial(worst_of_fetched, places), group=group_id)
         return committed_offsets(answer)
 
-    def attach(self, handle: TransactionHandle) -> None:
+    def attach(self, handle: TransactionHandle, first_writer: FirstWriter | None = None) -> None:
         """Use the producer id and epoch of the transaction's owner."""
+        self._first_writer = first_writer
         self._adopt(ProducerIdentity(handle.producer_id, handle.epoch, True))
 
     def watch(self, now: float) -> float | None:
@@ -381,24 +385,12 @@ class Coordinator:
         try:
             while transaction.has_to_join:
                 places = sorted(transaction.wanted)
-                topics: dict[str, list[int]] = {}
-                for topic, partition in places:
-                    topics.setdefault(topic, []).append(partition)
-                self._has_begun()
-                await self._ask(
-                    AddPartitionsToTxnRequest(
-                        v3_and_below_transactional_id=transaction.transactional_id,
-                        v3_and_below_producer_id=self._identity.producer_id,
-                        v3_and_below_producer_epoch=self._identity.epoch,
-                        v3_and_below_topics=[
-                            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
-                                name=topic, partitions=partitions
-                            )
-                            for topic, partitions in topics.items()
-                        ],
-                    ),
-                    partial(worst_of_partitions, places),
-                )
+                if self._first_writer is not None:
+                    await self._first_writer.check(places)
+                else:
+                    self._has_begun()
+                    request = partitions_to_add(transaction.transactional_id, self._identity, places)
+                    await self._ask(request, partial(worst_of_partitions, places))
                 transaction.add_joined(places)
                 self._wake.set()
         except KafkaError as error:

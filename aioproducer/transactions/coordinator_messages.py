@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from aioproducer.errors import KafkaError, MissingPartitionError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import (
+    AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -30,6 +31,24 @@ def check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -
                 f"the offset {before.offset} of {topic}-{partition} was sent more than once for group "
                 f"{group_id!r} because an answer was lost; a delayed attempt could replace the offset {offset.offset}"
             )
+
+
+def partitions_to_add(
+    transactional_id: str, identity: ProducerIdentity, places: Iterable[TopicPartition]
+) -> AddPartitionsToTxnRequest:
+    """Return the request that adds partitions to the transaction (v1)."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, []).append(partition)
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=transactional_id,
+        v3_and_below_producer_id=identity.producer_id,
+        v3_and_below_producer_epoch=identity.epoch,
+        v3_and_below_topics=[
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=partitions)
+            for topic, partitions in topics.items()
+        ],
+    )
 
 
 def offset_commit(

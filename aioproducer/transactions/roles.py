@@ -19,6 +19,8 @@ class Role:
     is_only_writer: ClassVar[bool] = True
     """False for a participant: the log may already contain batches of another producer with the same producer id, epoch
     and sequence numbers."""
+    asks_leaders: bool = False
+    """True if the leader of a partition must be asked for other writers before the first record is sent to it."""
     stays_after_end: ClassVar[bool] = True
     """True if the producer may begin further transactions once this one has ended."""
 
@@ -77,6 +79,7 @@ class Participant(Role):
         """
         self.partitions = frozenset(partitions)
         self._tells_repetitions = tells_repetitions
+        self.asks_leaders = not tells_repetitions
         self._refusals: dict[str, list[KafkaError | None]] = {}
 
     def check_is_own(self, topic: str, partition: int) -> None:

@@ -287,7 +287,8 @@ class Transaction:
         self.role = Participant(partitions, tells_repetitions=tells_repetitions)
         self.move(_S.PARTICIPANT)
         self.is_v2 = handle.is_v2
-        self.add_joined(self.role.partitions)
+        if not self.role.asks_leaders:
+            self.add_joined(self.role.partitions)
 
     # for the sender
 
@@ -296,11 +297,10 @@ class Transaction:
         transaction first, add it to `wanted`."""
         if self.state is _S.NONE:
             return True
-        if self.state is _S.PARTICIPANT:
-            return TopicPartition(topic, partition) in self.partitions
-        if self.state not in _OPEN or self.changes_epoch:
+        is_participant = self.state is _S.PARTICIPANT
+        if not is_participant and (self.state not in _OPEN or self.changes_epoch):
             return False
-        if self.is_v2:
+        if self.is_v2 and not is_participant:
             return True
         place = TopicPartition(topic, partition)
         if place in self.partitions:
@@ -318,8 +318,10 @@ class Transaction:
 
     @property
     def has_to_join(self) -> bool:
-        """True if partitions are waiting to join and the transaction can still accept them."""
-        return bool(self.wanted) and self.state in _OPEN
+        """True if partitions are waiting to join and the transaction can still accept them.
+
+        The owner has added a participant's partitions; they wait until their leaders have listed no other writer."""
+        return bool(self.wanted) and (self.state in _OPEN or self.state is _S.PARTICIPANT)
 
     def writes_to(self, topic: str, partition: int) -> None:
         """Note that records of this partition are about to be written. With v2 this adds the partition to the

@@ -3,6 +3,7 @@
     python -m tests.campaigns.spark_chaos --runs 100 --seed 1  # on the embedded cluster
     python -m tests.campaigns.spark_chaos --runs 20 --seed 1 --kafka apache  # three real brokers, or apache-3.9: v1
     python -m tests.campaigns.spark_chaos --runs 20 --seed 1 --executors  # on two executors in processes of their own
+    python -m tests.campaigns.spark_chaos --runs 20 --seed 1 --topics 3  # with a column `topic`
 
 A run is one stream: its driver is killed, started again, killed elsewhere, until it gets through; then what
 read_committed consumers see is held against the rows that went in."""
@@ -110,8 +111,9 @@ class Place:
     kafka: ApacheKafka | None = None
     """Real brokers."""
 
-    def victim(self, crash: Crash, topic: str) -> int:
-        """The process of the broker that is to be killed. The first one who asks for a coordinator has it made."""
+    def victim(self, crash: Crash, name: str, topic: str) -> int:
+        """The process of the broker that is to be killed: the leader of the topic, or the coordinator of the query of
+        that name. The first one who asks for a coordinator has it made."""
         assert self.kafka is not None
         pids = {node.id: node.pid for node in self.kafka.nodes if node.pid is not None}
         deadline = time.monotonic() + 30
@@ -119,7 +121,7 @@ class Place:
             finding = (
                 self.kafka.leader(topic, 0)
                 if crash.victim == "leader"
-                else coordinator_of(self.servers, f"tx-{topic}")
+                else coordinator_of(self.servers, f"tx-{name}")
             )
             with suppress(OSError):  # of a broker that is not back yet
                 if (found := asyncio.run(finding)) in pids:
@@ -153,15 +155,28 @@ def write_files(folder: Path, count: int, first: int = 0, rows: int = ROWS) -> N
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
+def topics_of(name: str, count: int) -> list[str]:
+    """The topics of a run."""
+    return [name, *(f"{name}-{number}" for number in range(2, count + 1))]
+
+
 class Run:
     """One stream from its first row to its last."""
 
     def __init__(
-        self, driver: Driver, place: Place, topic: str, folder: Path, *, delivery: str = "exactly_once"
+        self,
+        driver: Driver,
+        place: Place,
+        topic: str,
+        folder: Path,
+        *,
+        delivery: str = "exactly_once",
+        topics: int = 1,
     ) -> None:
         self._driver = driver
         self._place = place
         self.topic = topic
+        self.topics = topics_of(topic, topics)
         self._folder = folder
         self.delivery = delivery
         self.files = 0
@@ -187,7 +202,7 @@ class Run:
             if told.fault:
                 assert self._place.fault is not None
                 fault = stack.enter_context(self._place.fault(**told.fault, skip=told.visit - 1))
-            pid = self._place.victim(told, self.topic) if told.victim else 0
+            pid = self._place.victim(told, self.topic, self.topics[-1]) if told.victim else 0
             try:
                 ended = self._play(told, shuffle, no_marker, pid)
             finally:
@@ -210,6 +225,7 @@ class Run:
                 "job": "stream",
                 "servers": self._place.servers,
                 "topic": self.topic,
+                "topics": self.topics,
                 "folder": str(self._folder / "in"),
                 "checkpoint": str(self._folder / "checkpoint"),
                 "delivery": self.delivery,
@@ -232,7 +248,7 @@ class Run:
             Broken: it is not so.
         """
         expected = sorted(b"v%d" % row for row in range(self.files * ROWS))
-        found = self._place.committed(self.topic)
+        found = sorted(value for topic in self.topics for value in self._place.committed(topic))
         if twice_is_fine:
             found = sorted(set(found))
         if found != expected:
@@ -340,6 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--crashes", type=int, default=2, help="of each run")
+    parser.add_argument("--topics", type=int, default=1, help="of each run")
     parser.add_argument("--kafka", choices=["embedded", "apache", "apache-3.9"], default="embedded")
     parser.add_argument(
         "--executors", action="store_true", help="two in processes of their own, which are killed as well"
@@ -375,9 +392,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     crashes = [crash._replace(delay=randomly.uniform(0, 0.01)) for crash in crashes]
                     kafka = places[version].kafka
                     assert kafka is not None
-                    asyncio.run(kafka.create_topic(f"chaos{seed}", PARTITIONS, replication_factor=3))
+                    for topic in topics_of(f"chaos{seed}", told.topics):
+                        asyncio.run(kafka.create_topic(topic, PARTITIONS, replication_factor=3))
                 with tempfile.TemporaryDirectory() as folder:
-                    run = Run(driver, places[version], f"chaos{seed}", Path(folder) / "run")
+                    run = Run(
+                        driver, places[version], f"chaos{seed}", Path(folder) / "run", topics=told.topics
+                    )
                     try:
                         killed += play(run, crashes, shuffles=shuffles)
                     except AssertionError as error:  # a Broken, or what else is not as it should be
@@ -386,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         print(
                             f"seed {seed}: {error}\n"
                             f"  again: python -m tests.campaigns.spark_chaos --runs 1 --seed {seed} "
-                            f"--crashes {told.crashes}"
+                            f"--crashes {told.crashes}{f' --topics {told.topics}' if told.topics > 1 else ''}"
                         )
                     rows += run.files * ROWS
                 done += 1

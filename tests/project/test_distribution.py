@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -59,6 +60,41 @@ def test_indexes_accept_the_metadata(sdist):
     )
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+LOOKS = """
+import pkgutil, site, sys
+site.addsitedir(sys.argv[1])
+print([module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")])
+"""
+"""Lists the data sources as Spark does (pyspark/sql/worker/lookup_data_sources.py)."""
+
+
+@pytest.mark.promise("Spark", "an editable install registers the data source, too")
+def test_an_editable_install_lists_the_module_that_spark_looks_for(tmp_path):
+    """An install with a finder can import the module, but not list it. Without setup.py, nothing is compiled here."""
+    project, wheels, installed = (tmp_path / name for name in ("project", "wheels", "installed"))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in settings["packages"]:
+        folder = project / package.replace(".", "/")
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_aioproducer.py"):
+        shutil.copy(ROOT / name, project)
+    wheels.mkdir()
+    build = "import sys; from setuptools.build_meta import build_editable as build; print(build(sys.argv[1]))"
+    built = subprocess.run(
+        [sys.executable, "-c", build, wheels], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    [wheel] = wheels.iterdir()
+    shutil.unpack_archive(wheel, installed, "zip")
+
+    looked = subprocess.run(
+        [sys.executable, "-I", "-c", LOOKS, installed], capture_output=True, text=True, check=True
+    )
+
+    assert looked.stdout.strip() == "['pyspark_aioproducer']"
 
 
 def test_all_addresses_of_the_project_are_the_same_two():

@@ -60,7 +60,7 @@ STEPS: dict[str, int] = {
         ],
         "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
         "transactions": [
-            "coordinator_messages offsets roles",
+            "coordinator_messages first_writer offsets roles",
             "state",
             "call_watch requests",
             "running_calls",
@@ -123,6 +123,7 @@ MAY_IMPORT_ASYNCIO = {
     "testing",
     "transactions.calls",
     "transactions.coordinator",
+    "transactions.first_writer",
     "transactions.requests",
     "transactions.running_calls",
 }

@@ -487,6 +487,7 @@ OURS = {
     "OFFSET_FETCH": (5, 8),  # require_stable from 7 on
     "SASL_HANDSHAKE": (1, 1),
     "SASL_AUTHENTICATE": (0, 2),
+    "DESCRIBE_PRODUCERS": (0, 0),
     "GET_TELEMETRY_SUBSCRIPTIONS": (0, 0),
     "PUSH_TELEMETRY": (0, 0),
 }

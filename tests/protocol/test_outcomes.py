@@ -301,6 +301,14 @@ ROWS = {
         Row(Action.RETRY, MAYBE): {E.REQUEST_TIMED_OUT},
         Row(Action.COORDINATOR, MAYBE): {E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE},
     },
+    ApiKey.DESCRIBE_PRODUCERS: {
+        Row(Action.RETRY, NO): {
+            E.NOT_LEADER_OR_FOLLOWER,
+            E.UNKNOWN_TOPIC_OR_PARTITION,
+            E.KAFKA_STORAGE_ERROR,
+            E.REQUEST_TIMED_OUT,
+        },
+    },
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: {
         Row(Action.FAIL, NO): {E.INVALID_REQUEST, E.INVALID_RECORD, E.UNSUPPORTED_VERSION},
     },
@@ -323,6 +331,7 @@ ELSE = {
     ApiKey.OFFSET_FETCH: Row(Action.FAIL, NO),
     ApiKey.TXN_OFFSET_COMMIT: Row(Action.ABORT, NO),
     ApiKey.END_TXN: Row(Action.REINIT, NO),
+    ApiKey.DESCRIBE_PRODUCERS: Row(Action.FAIL, NO),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: Row(Action.RETRY, NO),
     ApiKey.PUSH_TELEMETRY: Row(Action.RETRY, NO),
 }

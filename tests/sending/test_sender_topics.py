@@ -10,6 +10,7 @@ import pytest
 from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
 from aioproducer.errors import (
     ConfigError,
+    InvalidArgumentError,
     MetadataTimeoutError,
     UnknownPartitionError,
     UnsupportedVersionError,
@@ -701,3 +702,13 @@ async def test_the_delivery_timeout_continues_while_a_broker_is_muted():
 
         assert isinstance(error, DeliveryTimeoutError)
         assert error.outcome is Outcome.NOT_PERSISTED
+
+
+async def test_the_wait_for_a_topic_can_be_limited_and_its_error_names_what_the_cluster_reports():
+    async with EmbeddedCluster(auto_create=False) as cluster, quick_producer(cluster) as producer:
+        for call, timeout in ((producer.partition_info, 1000 * MS), (producer.partitions_for, 0)):
+            with pytest.raises(MetadataTimeoutError, match="topic t is not known after") as caught:
+                await call("t", timeout=timeout)
+            assert caught.value.reported == "UNKNOWN_TOPIC_OR_PARTITION"
+        with pytest.raises(InvalidArgumentError, match="timeout"):
+            await producer.partitions_for("t", timeout=-1)

@@ -24,6 +24,7 @@ from tests.campaigns.spark_chaos import (
     coordinator_of,
     play,
     three_brokers,
+    topics_of,
 )
 from tests.spark.test_sink import numbered, once, values
 from tests.support.read_back import read_back
@@ -90,6 +91,23 @@ def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka
 
 
 @pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+@pytest.mark.timeout(400)
+def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(
+    kafka, driver, made, tmp_path
+):
+    for topic in topics_of(made, 3)[1:]:
+        asyncio.run(kafka.create_topic(topic, PARTITIONS))
+    with apache(kafka) as place:
+        run = Run(driver, place, made, tmp_path / "run", topics=3)
+
+        play(run, [DEATHS[name] for name in ("F3 worker", "F7", "F10")])
+
+        assert all(place.committed(topic) for topic in run.topics)
+
+
+@pytest.mark.promise(
     "Transactions",
     "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
     "has",
@@ -112,6 +130,37 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
 
     log = await read_back(servers, made, committed_only=True)
     assert [record.value for record in log[0]] == [b"1", b"2"]
+
+
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(kafka, timestamps):
+    """The second writer has the attempt number 0 again, and as many rows, but other ones."""
+    made = f"spark-{uuid4().hex[:8]}"
+    asyncio.run(kafka.create_topic(made, PARTITIONS, config={"message.timestamp.type": timestamps}))
+    told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": made}
+    told |= {"delivery": "exactly_once", "transactionalid": made}
+    told |= {"logappendtime": str(timestamps == "LogAppendTime").lower()}
+    options = read_options(told, is_stream=False)
+    plan = exactly_once.plan(options)
+
+    def write_rows(first):
+        values = [b"%d" % number for number in range(first, first + 10)]
+        rows = pa.record_batch({"value": pa.array(values), "partition": pa.array([0] * 10, pa.int32())})
+        return exactly_once.write_exactly_once(
+            [rows], options, plan, None, task=0, attempt=0, speculation=False
+        )
+
+    assert write_rows(0).rows == 10  # acknowledged; Spark never gets the report
+    with pytest.raises(exactly_once.OtherWriterError, match=f"another writer.*{made}"):
+        write_rows(100)
+    exactly_once.abort(options, plan, [None])
+
+    assert committed(kafka, made) == []
 
 
 @pytest.mark.promise(

@@ -138,6 +138,18 @@ def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place,
     assert killed == len(crashes)
 
 
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+@pytest.mark.timeout(400)
+def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(driver, place, tmp_path):
+    run = Run(driver, place, "three", tmp_path / "run", topics=3)
+
+    play(run, [DEATHS[name] for name in ("F3 error", "F7", "F8", "F10", "F12")])
+
+    assert all(place.committed(topic) for topic in ("three", "three-2", "three-3"))
+
+
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
 def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver, place, tmp_path):
@@ -216,7 +228,8 @@ def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twi
     assert play(run, [EXECUTOR["F3 executor"], DEATHS["F3 error"]]) == 1
 
     # A second attempt failed the batch, or a second writer if Spark ran the stage again. If the dead task had not sent
-    # anything, a second writer succeeds at once. A failed first attempt, which Spark does not repeat, is also logged
-    # with its reason.
+    # anything, a second writer succeeds at once; otherwise it never does (test_a_stage_that_runs_again... in
+    # test_task.py and test_apache_spark.py). A failed first attempt, which Spark does not repeat, is also logged with
+    # its reason.
     assert "SinkError: exactly_once: task " in run.log[0] or run.log[0] == "F3: exit 0\n"
     assert "SinkError: crash at row" in run.log[1]

@@ -11,11 +11,11 @@ from aioproducer.spark.exactly_once import check_owner
 from aioproducer.spark.options import SinkError, SinkOptions
 from aioproducer.spark.reports import Plan, Version
 
-OPTIONS = SinkOptions({}, "t", True, "x")
+OPTIONS = SinkOptions({}, "t", ("t",), True, "x")
 
 
 def plan(marker: Version | None) -> Plan:
-    return Plan(TransactionHandle("x", 1, 0, True), 3, marker, time.time(), 900.0)
+    return Plan(TransactionHandle("x", 1, 0, True), (("t", 3),), marker, time.time(), 900.0)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_another_query_is_refused_with_both_names_and_the_option_that_allows_it(
 
 
 def test_a_reset_of_the_checkpoint_can_be_accepted():
-    accepting = SinkOptions({}, "t", True, "x", accepts_reset=True)
+    accepting = SinkOptions({}, "t", ("t",), True, "x", accepts_reset=True)
 
     assert check_owner(accepting, plan(Version("old", 3)), Version("new", 0)) is None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql import functions as F
 
 from aioproducer.partitioner import murmur2_partition
-from aioproducer.spark import KafkaSink, foreach_batch, partition_by_key
+from aioproducer.spark import KafkaSink, activate, foreach_batch, partition_by_key
 from aioproducer.testing import ApiKey, ErrorCode
 from tests.campaigns.spark_chaos import write_files
+from tests.support.spark_driver import Driver
 from tests.support.spark_stage import FORMAT, stage, write
 
 HEADERS = "array(struct('one' AS key, X'31' AS value), struct('none' AS key, CAST(NULL AS binary) AS value))"
@@ -115,6 +118,25 @@ def test_the_sink_can_also_be_registered(spark, cluster, topic):
     assert cluster.committed(topic) == values(10)
 
 
+@pytest.mark.promise("Spark", "a write in a thread other than the session's finds the sink")
+def test_a_thread_of_its_own_writes_once_it_has_activated_the_session(spark, cluster, topic):
+    def write_in_thread(*, is_active):
+        if is_active:
+            activate(spark)
+        write(numbered(spark, 10), cluster.servers, topic)
+
+    for is_active in (False, True):
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(write_in_thread, is_active=is_active)
+        error = done.exception()
+        if is_active:
+            assert error is None
+        else:  # if Spark finds it one day, the helper can go
+            assert "DATA_SOURCE_NOT_FOUND" in str(error)
+
+    assert cluster.committed(topic) == values(10)
+
+
 def test_settings_of_kafka_reach_the_producer(spark, cluster, topic):
     write(
         numbered(spark, 1000),
@@ -172,6 +194,40 @@ def test_another_job_with_the_same_id_is_rejected_unless_allowed(spark, cluster,
 
     once(spark, cluster, topic, txnAppId="two", txnVersion=0, onCheckpointReset="accept")
     assert len(cluster.committed(topic)) == 600
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+@pytest.mark.parametrize("places", ["a mapping", "asked"])
+def test_exactly_once_writes_to_several_topics_and_places_rows_by_key(spark, cluster, topic, places):
+    counts = {f"{topic}-a": 3, f"{topic}-b": 1}
+    for name, count in counts.items():
+        cluster.call(lambda name=name, count=count: cluster.cluster.create_topic(name, count))
+    options = {"delivery": "exactly_once", "transactionalId": topic, "topics": ",".join(counts)}
+    options |= {"txnAppId": "app", "txnVersion": "1"}
+    df = numbered(spark, 300).withColumn("topic", F.expr(f"IF(key % 3 = 0, '{topic}-b', '{topic}-a')"))
+    if places == "asked":
+        df = partition_by_key(df, options={"kafka.bootstrap.servers": cluster.servers, **options})
+    else:
+        df = partition_by_key(df, counts)
+
+    for _ in range(2):  # the second time, it is skipped
+        write(df, cluster.servers, **options)
+
+    assert cluster.committed(f"{topic}-b") == sorted(b"v%d" % number for number in range(0, 300, 3))
+    assert len(cluster.committed(f"{topic}-a")) == 200
+    for record in cluster.records(f"{topic}-a"):
+        assert record.partition == murmur2_partition(bytes(record.key), 3)
+
+
+def test_a_row_for_a_topic_that_is_not_listed_is_refused(spark, cluster, topic):
+    df = numbered(spark, 30).withColumn("topic", F.expr(f"IF(key = '7', 'other', '{topic}')"))
+    options = {"delivery": "exactly_once", "transactionalId": topic, "topics": topic}
+
+    with pytest.raises(Exception, match="for topic 'other', and the option topics names only"):
+        write(partition_by_key(df, {topic: 3}), cluster.servers, **options)
+    assert cluster.committed(topic) == []
 
 
 def test_a_single_task_needs_no_partition_column(spark, cluster, topic):
@@ -286,6 +342,20 @@ def test_each_batch_adds_a_line_to_the_file_of_reports(spark, cluster, topic, tm
     assert all(line["topics"] == [topic] and line["bytes"] > 0 and line["p99_ms"] > 0 for line in found)
 
 
+@pytest.mark.slow
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+def test_each_write_has_a_line_in_the_drivers_log(cluster, topic):
+    options = {"topic": topic, "delivery": "exactly_once", "transactionalId": topic}
+    order = {"job": "write", "servers": cluster.servers, "rows": 10, "partitions": 3, "options": options}
+    with Driver() as driver:
+        assert driver.play(order).code == 0
+        log = driver._log()
+
+    assert re.search(
+        r" INFO aioproducer\.spark\.sink: batch write: 10 rows, .*; .*transaction \d+\.\d\d s", log
+    )
+
+
 def dict_of(progress):
     return progress if isinstance(progress, dict) else {"batchId": progress.batchId}
 
@@ -322,6 +392,37 @@ def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster,
     stream(spark, folder, checkpoint, cluster, topic, **options)
 
     assert cluster.committed(topic) == values(100)
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_path):
+    """The last batch was committed to Kafka but not in Spark; then the query starts with one more topic."""
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+
+    def run(*letters):
+        counts = {f"{topic}-{letter}": 3 for letter in letters}
+        rows = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1)
+        which = F.expr(
+            f"concat('{topic}-', element_at(array({str(letters)[1:-1]}), key % {len(letters)} + 1))"
+        )
+        rows = partition_by_key(rows.json(str(folder)).withColumn("topic", which), counts)
+        options = {"delivery": "exactly_once", "transactionalId": topic, "topics": ",".join(counts)}
+        writer = rows.writeStream.format(FORMAT).option("kafka.bootstrap.servers", cluster.servers)
+        writer = writer.options(**options, checkpointLocation=str(checkpoint)).trigger(availableNow=True)
+        writer.start().awaitTermination(120)
+
+    files(folder, 2)
+    run("a", "b")
+    for kept in ("1", ".1.crc"):
+        (checkpoint / "commits" / kept).unlink(missing_ok=True)
+    files(folder, 1, first=2)
+    run("c", "b", "a")
+
+    found = [cluster.committed(f"{topic}-{letter}") for letter in "abc"]
+    assert sorted(value for topic_values in found for value in topic_values) == values(150)
+    assert len(found[2]) > 0
 
 
 @pytest.mark.promise(

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import time
 import traceback
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark.sql.types import (
 
 from aioproducer import ConfigError, KafkaError, TopicPartition, murmur2_partitions
 from aioproducer.spark import SinkError, exactly_once, sink, task
-from aioproducer.spark.options import read_options
+from aioproducer.spark.options import PlanningError, read_options
 from aioproducer.spark.reports import TaskReport, Version, Written, summary
 from aioproducer.spark.sink import KafkaSink
 from aioproducer.testing import ApiKey, ErrorCode
@@ -36,8 +37,8 @@ def cluster():
 
 
 def options_of(cluster, **told):
-    given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", "kafka.retry.backoff.ms": "5"}
-    return read_options({**given, **told}, is_stream=False)
+    given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", "kafka.retry.backoff.ms": "5", **told}
+    return read_options({name: value for name, value in given.items() if value is not None}, is_stream=False)
 
 
 def batch_of(first, count, **columns):
@@ -207,6 +208,22 @@ def planned(cluster, **told):
     return options, exactly_once.plan(options)
 
 
+def planned_writer(cluster, **told):
+    """A writer for `df.write` whose transaction has begun, with its options."""
+    given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES, **told}
+    writer = KafkaSink(given).writer(StructType([StructField("value", StringType())]), False)
+    writer.__getstate__()  # pickling plans the write
+    return read_options(given, is_stream=False), writer
+
+
+def as_task(monkeypatch, number, attempt=0):
+    """Be a task of this number from now on."""
+    context = SimpleNamespace(
+        partitionId=lambda: number, attemptNumber=lambda: attempt, getLocalProperty=lambda name: None
+    )
+    monkeypatch.setattr(sink.TaskContext, "get", lambda: context)
+
+
 def write(options, plan, batches, number=0, task_id=0, attempt=0, speculation=False, owner="q"):
     return exactly_once.write_exactly_once(
         batches,
@@ -225,7 +242,7 @@ def placed(first, count, partition):
 
 def test_a_write_is_planned_written_and_committed(cluster):
     options, plan = planned(cluster)
-    assert (plan.partitions, plan.marker) == (3, None)
+    assert (plan.partitions, plan.marker) == ((("t", 3),), None)
 
     reports = [write(options, plan, [placed(n * 10, 10, n)], task_id=n) for n in range(3)]
     assert cluster.committed("t") == []
@@ -259,12 +276,15 @@ def open_connections(cluster):
 )
 @pytest.mark.parametrize(
     ("attempt", "speculation", "why"),
-    [(1, False, r"attempt 1 .*Lost task 0\.0"), (0, True, "spark.speculation is on")],
+    [
+        (1, False, r"attempt 1: .*executor was lost.*Lost task 0\.0.*restart the query"),
+        (0, True, r"spark\.speculation is on.*Set spark\.speculation=false"),
+    ],
 )
 def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     options, plan = planned(cluster)
 
-    with pytest.raises(SinkError, match=rf"does not write, since.*{why}.*restart the query"):
+    with pytest.raises(SinkError, match=rf"does not write, since.*{why}"):
         write(options, plan, [placed(0, 1, 0)], attempt=attempt, speculation=speculation)
     assert cluster.records("t") == []
 
@@ -285,6 +305,52 @@ def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, cou
 
     with pytest.raises(SinkError, match=rf"another writer in a partition.*partition_by_key.*{answer}"):
         write(options, plan, [placed(0, count, 0)])
+
+
+@pytest.mark.promise(
+    "Spark",
+    "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
+    "checkpoint are rejected",
+)
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(
+    version, timestamps, monkeypatch
+):
+    """The second writer also has attempt number 0, and as many rows, but other ones."""
+    with stage(1, transaction_version=version) as cluster:
+        config = {"message.timestamp.type": timestamps}
+        cluster.call(lambda: cluster.cluster.create_topic("t", 3, config=config))
+        is_append_time = str(timestamps == "LogAppendTime").lower()
+        options, writer = planned_writer(cluster, logappendtime=is_append_time)
+        as_task(monkeypatch, 0)
+        dead = writer.write(iter([placed(0, 10, 0)]))
+        assert (dead.rows, len(cluster.records("t"))) == (10, 10)  # acknowledged; the report is lost
+
+        again = writer.write(iter([placed(100, 10, 0)]))
+        as_task(monkeypatch, 1)
+        other = writer.write(iter([placed(200, 10, 1)]))
+        with pytest.raises(SinkError) as caught:
+            writer.commit([again, other])
+        writer.abort([again, other])
+
+        assert "task 0 found rows of another writer in t-0, and no other task" in str(caught.value)
+        assert "an executor was lost" in str(caught.value)
+        assert "restart the query" in str(caught.value)
+        assert "partition_by_key" not in str(caught.value)
+        assert cluster.committed("t") == []
+        assert exactly_once.plan(options).marker is None
+
+
+def test_two_tasks_of_one_attempt_that_share_a_partition_are_both_named(cluster, monkeypatch):
+    _, writer = planned_writer(cluster)
+    reports = []
+    for task_id in range(2):
+        as_task(monkeypatch, task_id)
+        reports.append(writer.write(iter([placed(0, 10, 0)])))
+
+    with pytest.raises(SinkError, match=r"tasks 0 and 1 have both written to t-0.*partition_by_key"):
+        writer.commit(reports)
 
 
 @pytest.mark.promise(
@@ -350,13 +416,8 @@ def test_reports_that_do_not_belong_together_are_not_committed(cluster):
     "checkpoint are rejected",
 )
 def test_a_task_rejected_by_kafka_fails_the_commit_and_is_not_retried(cluster, monkeypatch):
-    told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES}
-    writer = KafkaSink(told).writer(StructType([StructField("value", StringType())]), False)
-    writer.__getstate__()  # pickling plans the write
-    context = SimpleNamespace(
-        partitionId=lambda: 0, attemptNumber=lambda: 0, getLocalProperty=lambda name: None
-    )
-    monkeypatch.setattr(sink.TaskContext, "get", lambda: context)
+    _, writer = planned_writer(cluster)
+    as_task(monkeypatch, 0)
     cluster.call(lambda: cluster.cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD))
 
     failed = writer.write(iter([placed(0, 10, 0)]))
@@ -468,6 +529,91 @@ def test_a_write_without_a_version_leaves_the_marker_as_it_is(cluster, rows):
     assert exactly_once.plan(options).marker == Version("q", 7)
 
 
+TOPICS = {"topic": None, "topics": "t,u"}
+
+
+def rows_for(topics, first=0, partition=0):
+    """A row for each topic, all for the same partition."""
+    columns = {"topic": pa.array(topics), "partition": pa.array([partition] * len(topics), pa.int32())}
+    return batch_of(first, len(topics), **columns)
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+def test_rows_for_several_topics_are_committed_together(cluster):
+    options, plan = planned(cluster, **TOPICS)
+    assert plan.partitions == (("t", 3), ("u", 1))
+
+    reports = [
+        write(options, plan, [rows_for(["t", "u", "t"])]),
+        write(options, plan, [rows_for(["t"], 10, 2), rows_for(["t"], 11, 2)], task_id=2),
+    ]
+    assert cluster.committed("t") == cluster.committed("u") == []
+    assert exactly_once.commit(options, None, Version("q", 0), reports)
+
+    assert cluster.committed("t") == [b"v0", b"v10", b"v11", b"v2"]
+    assert cluster.committed("u") == [b"v1"]
+    assert reports[0].written.keys() == {TopicPartition("t", 0), TopicPartition("u", 0)}
+
+
+@pytest.mark.promise(
+    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+)
+def test_the_newest_marker_of_all_topics_counts(cluster):
+    """Topic u leaves the list, and later returns with an older marker; topic w is new."""
+    cluster.call(lambda: cluster.cluster.create_topic("w", 1))
+    lists = [("t", "t"), ("t,u", "u"), ("t", "t"), ("w,u,t", "w"), ("w", "w")]
+    for number, (topics, target) in enumerate(lists):
+        options, plan = planned(cluster, topic=None, topics=topics)
+        assert plan.marker == (Version("q", number - 1) if number else None)
+        assert plan.writes == number
+        report = write(options, plan, [rows_for([target], number)], number)
+        assert exactly_once.commit(options, None, Version("q", number), [report])
+
+    again = write(options, exactly_once.plan(options), [rows_for(["w"])], number=4)
+    assert again.is_skipped
+
+
+def test_a_newer_owner_with_a_lower_number_is_found_among_several_topics(cluster):
+    for topics, owner, number in (("t,u", "old", 50), ("t", "new", 0)):
+        options, plan = planned(cluster, topic=None, topics=topics)
+        report = write(replace(options, accepts_reset=True), plan, [rows_for(["t"])], number, owner=owner)
+        assert exactly_once.commit(options, None, Version(owner, number), [report])
+
+    assert planned(cluster, topic=None, topics="t,u")[1].marker == Version("new", 0)
+
+
+@pytest.mark.parametrize("topic", ["v", None])
+def test_a_row_for_another_topic_is_named_with_the_option(cluster, topic):
+    options, plan = planned(cluster, **TOPICS)
+
+    with pytest.raises(
+        SinkError, match=f"row 4 of task 1 is for topic {topic!r}, and the option topics names only t, u"
+    ):
+        write(options, plan, [rows_for(["t", "u", "t"]), rows_for(["u", topic])], task_id=1)
+    assert cluster.records("t") == []
+
+
+def test_a_partition_that_one_of_several_topics_lacks_is_rejected(cluster):
+    options, plan = planned(cluster, **TOPICS)
+
+    write(options, plan, [rows_for(["t"], partition=2)])
+    with pytest.raises(SinkError, match=r"partition 1, and topic u has 1 .*by_key\(df, \{'t': 3, 'u': 1\}\)"):
+        write(options, plan, [rows_for(["t", "u"], partition=1)], task_id=1)
+
+
+def test_a_single_task_places_rows_of_several_topics_by_their_keys(cluster):
+    options, plan = planned(cluster, **TOPICS)
+    keys = [b"a", None, b"c", b"d"]
+    batch = batch_of(0, 4, key=pa.array(keys, pa.binary()), topic=pa.array(["t", "t", "u", "t"]))
+
+    assert exactly_once.commit(options, plan, Version("q", 0), [write(options, plan, [batch])])
+
+    assert cluster.committed("t") == [b"v0", b"v1", b"v3"]
+    assert cluster.committed("u") == [b"v2"]
+
+
 def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):
     options, _ = planned(cluster)
     with exactly_once._closed_soon(options.producer(transactional_id="other")) as producer:
@@ -480,6 +626,27 @@ def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):
 
 
 # -------------------------------------------------------------------------------------------------------- the rest
+
+
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+def test_a_stream_that_is_planned_before_its_offsets_are_written_has_a_continuous_trigger(tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    told = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
+    schema = StructType([StructField("value", StringType())])
+
+    def plan(place):
+        pickle.dumps(KafkaSink({**told, "checkpointLocation": place}).streamWriter(schema, False))
+
+    plan(str(checkpoint))  # which does not exist: it may be on another machine
+    (checkpoint / "offsets").mkdir(parents=True)
+    plan(str(checkpoint))
+    (checkpoint / "metadata").write_text("{}")
+    for place in (str(checkpoint), f"file:{checkpoint}", f"file://{checkpoint}"):
+        with pytest.raises(PlanningError, match="use processingTime or availableNow"):
+            plan(place)
+    plan(f"s3a:/{checkpoint}")
+    (checkpoint / "offsets" / "0").write_text("v1")
+    plan(str(checkpoint))
 
 
 def test_secrets_are_not_shown():
@@ -556,7 +723,9 @@ def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster,
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}
     schema = StructType([StructField("value", StringType())])
     lost = KafkaSink({**told, "reports": str(tmp_path / "none" / "lines")}).writer(schema, False)
-    with pytest.raises(ConfigError, match="must be a file in an existing directory on the driver's machine"):
+    with pytest.raises(
+        PlanningError, match="must be a file in an existing directory on the driver's machine"
+    ):
         pickle.dumps(lost)  # pickling plans the write
     lost.commit([lost.write(iter([batch_of(0, 3)]))])  # the directory has vanished meanwhile
     assert f"no line was added to {tmp_path}" in caplog.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 import socket
 import sys
 import zipfile
@@ -143,3 +145,39 @@ def test_without_a_tcp_connection_to_the_jvm_nothing_is_done(main):
 
         theirs.sendall(b"rows")
         assert ours.recv(100) == b"rows"
+
+
+def bare_logger(monkeypatch):
+    """The logger of the sink without any handler. Called in the test itself: pytest adds its own just before."""
+    logger = logging.getLogger("aioproducer.spark")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    return logger
+
+
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+def test_messages_go_to_the_drivers_log_once(main, monkeypatch, capsys):
+    logger = bare_logger(monkeypatch)
+    for _ in range(2):
+        worker.show_messages()
+    logger.getChild("sink").info("batch 7: 1,000 rows")
+
+    line = capsys.readouterr().err
+    assert re.fullmatch(
+        r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d INFO aioproducer\.spark\.sink: batch 7: 1,000 rows\n", line
+    )
+
+
+@pytest.mark.parametrize("name", ["pyspark.daemon", "my.job"])
+def test_configured_logging_and_other_processes_are_left_alone(main, monkeypatch, name):
+    logger = bare_logger(monkeypatch)
+    main.name = name
+    if name == "pyspark.daemon":
+        logger.addHandler(logging.NullHandler())
+    before = list(logger.handlers)
+
+    worker.show_messages()
+
+    assert logger.handlers == before
+    assert logger.level == logging.NOTSET

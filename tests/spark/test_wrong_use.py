@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -79,7 +80,7 @@ def wrong(df, cluster, **options):
         (
             ["'x' AS value", "'t' AS topic"],
             {"delivery": "exactly_once", "transactionalId": "x"},
-            "set the option topic",
+            "set the option topic, or topics=a,b,c",
         ),
         (
             ["'x' AS value"],
@@ -187,7 +188,9 @@ def test_what_is_wrong_before_any_task_runs(spark, cluster):
 def test_the_last_error_names_kafkas_reason(spark, cluster, topic):
     df = spark.range(1).selectExpr("repeat('x', 2000000) AS value")
 
-    assert "max_request_size" in wrong(df, cluster, topic=topic)
+    text = wrong(df, cluster, topic=topic)
+    assert "kafka.max.request.size" in text
+    assert "max_request_size" not in text
 
 
 def test_an_unreachable_broker_is_named(spark, topic):
@@ -203,14 +206,19 @@ def test_an_unknown_topic_is_named_with_kafkas_error(spark, cluster, topic, opti
 
     cluster.call(lambda: setattr(cluster.cluster, "auto_create", False))
     try:
-        text = wrong(df, cluster, topic=topic, kafka__max_block_ms="300", **options)
+        began = time.monotonic()
+        text = wrong(df, cluster, topic=topic, **options)
+        seconds = time.monotonic() - began
     finally:
         cluster.call(lambda: setattr(cluster.cluster, "auto_create", True))
 
     last = [line for line in text.splitlines() if line.strip() and "SQLSTATE" not in line][-1]
     assert re.search(
-        rf"topic {topic} is not known after .* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION$", last
+        rf"topic {topic} is not known after 10.* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION; create",
+        last,
     )
+    assert seconds < 30  # one wait of 10 s, not one for each attempt of each task
+    assert "PicklingError" not in text
 
 
 @pytest.mark.promise(
@@ -334,6 +342,34 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows():
         writer.commit([None, None], 0)
 
 
+def continuous(spark, cluster, topic, **options):
+    """A query with a continuous trigger, started."""
+    rows = (
+        spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS value", "0 AS partition")
+    )
+    return (
+        rows.writeStream.format(FORMAT)
+        .options(**{"kafka.bootstrap.servers": cluster.servers, "topic": topic, **options})
+        .trigger(continuous="100 milliseconds")
+        .start()
+    )
+
+
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+@pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
+def test_a_continuous_query_with_a_local_checkpoint_ends_at_once(
+    spark, cluster, topic, tmp_path, options, scheme
+):
+    query = continuous(spark, cluster, topic, checkpointLocation=f"{scheme}{tmp_path}/checkpoint", **options)
+
+    with pytest.raises(Exception, match="use processingTime or availableNow") as caught:
+        query.awaitTermination(60)
+
+    assert "PicklingError" not in str(caught.value)
+    assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)
+
+
 @pytest.mark.promise(
     "Spark",
     "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
@@ -341,24 +377,21 @@ def test_the_continuous_trigger_raises_instead_of_losing_rows():
 )
 @pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
 def test_a_continuous_query_records_no_progress_and_ends(spark, cluster, topic, tmp_path, options):
-    """Spark only logs the commit's error, and fails when too many epochs wait (10,000 by default)."""
-    rows = (
-        spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS value", "0 AS partition")
-    )
+    """Spark only logs the commit's error, and fails when too many epochs wait (10,000 by default).
+
+    The sink does not see a checkpoint whose folder is a setting of the session."""
     epochs = "spark.sql.streaming.continuous.epochBacklogQueueSize"
+    folder = "spark.sql.streaming.checkpointLocation"
     spark.conf.set(epochs, "2")
+    spark.conf.set(folder, str(tmp_path))
     try:
-        query = (
-            rows.writeStream.format(FORMAT)
-            .options(**{"kafka.bootstrap.servers": cluster.servers, "topic": topic, **options})
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(continuous="100 milliseconds")
-            .start()
-        )
+        query = continuous(spark, cluster, topic, queryName=f"continuous-{topic}", **options)
         with pytest.raises(Exception, match="queue has exceeded its maximum"):
             query.awaitTermination(60)
     finally:
         spark.conf.unset(epochs)
+        spark.conf.unset(folder)
 
-    assert not list((tmp_path / "checkpoint" / "commits").iterdir())
+    (checkpoint,) = tmp_path.iterdir()
+    assert not list((checkpoint / "commits").iterdir())
     assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)

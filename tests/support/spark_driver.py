@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
+from pyspark.sql.functions import expr
+
 from aioproducer.spark import partition_by_key
 from tests.support.spark_crashing import FOLDER, GROUP, CrashingSink, give_order, visits
 from tests.support.spark_stage import FORMAT, ROOT, session
@@ -193,9 +195,19 @@ def query(spark: Any, order: dict[str, Any], options: dict[str, str]) -> Any:
         "delivery": order["delivery"],
         "checkpointLocation": order["checkpoint"],
     }
+    partitions: int | dict[str, int] = order["partitions"]
+    if len(order["topics"]) > 1:
+        del told["topic"]
+        partitions = dict.fromkeys(order["topics"], order["partitions"])
+        names = ", ".join(f"'{name}'" for name in order["topics"])
+        # Each task of a batch has rows of all topics, since the partition depends on the hash of the key.
+        which = f"element_at(array({names}), CAST(key AS int) % {len(order['topics'])} + 1)"
+        df = df.withColumn("topic", expr(which))
     if order["delivery"] == "exactly_once":
-        df = partition_by_key(df, order["partitions"])
+        df = partition_by_key(df, partitions)
         told["transactionalId"] = f"tx-{order['topic']}"
+        if isinstance(partitions, dict):
+            told["topics"] = ",".join(partitions)
     writer = df.writeStream.format(CrashingSink.name()).options(**told, **options)
     return writer.trigger(availableNow=True).start()
 

@@ -1,4 +1,4 @@
-"""The handlers of requests from consumers: Fetch and ListOffsets.
+"""The handlers of requests about the contents of logs: Fetch, ListOffsets and DescribeProducers.
 
 They suffice for consumers that assign partitions to themselves; consumers can't join groups.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
     FetchRequest,
     FetchResponse,
     ListOffsetsRequest,
@@ -170,3 +172,39 @@ def _offset_at(partition: Partition, timestamp: int, before: int) -> tuple[int, 
     if record is None or record.offset >= before:
         return NO_OFFSET, -1
     return record.offset, record.timestamp
+
+
+async def describe_producers(
+    context: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    """Handle DescribeProducers: the state of the producers that each log remembers, also of ended transactions."""
+    response = DescribeProducersResponse()
+    for topic in request.topics:
+        answers = []
+        for index in topic.partition_indexes:
+            answer = DescribeProducersResponse.PartitionResponse(partition_index=index)
+            error = _not_readable(context, Operation.READ, topic.name, index, NO_EPOCH)
+            partition = context.cluster.find_partition(topic.name, index)
+            if error is not None or partition is None:
+                answer.error_code = error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                answer.active_producers = [
+                    _state_of(partition, producer_id) for producer_id in sorted(partition.log.producers)
+                ]
+            answers.append(answer)
+        response.topics.append(DescribeProducersResponse.TopicResponse(name=topic.name, partitions=answers))
+    return response
+
+
+def _state_of(partition: Partition, producer_id: int) -> DescribeProducersResponse.ProducerState:
+    state = partition.log.producers[producer_id]
+    last = state.batches[-1] if state.batches else None
+    open_since = partition.log.transactions.first_offset(producer_id)
+    return DescribeProducersResponse.ProducerState(
+        producer_id=producer_id,
+        producer_epoch=state.epoch,
+        last_sequence=-1 if last is None else last.last_sequence,
+        last_timestamp=-1 if last is None else last.max_timestamp,
+        coordinator_epoch=state.coordinator_epoch,
+        current_txn_start_offset=NO_OFFSET if open_since is None else open_since,
+    )

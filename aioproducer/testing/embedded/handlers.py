@@ -15,6 +15,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import (
     AddPartitionsToTxnRequest,
     CreateTopicsRequest,
+    DescribeProducersRequest,
     FetchRequest,
     ListOffsetsRequest,
     MetadataRequest,
@@ -24,7 +25,7 @@ from aioproducer.protocol.messages import (
 )
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.embedded.broker_security import sasl_authenticate, sasl_handshake
-from aioproducer.testing.embedded.consumers import fetch, list_offsets
+from aioproducer.testing.embedded.consumers import describe_producers, fetch, list_offsets
 from aioproducer.testing.embedded.faults import Target
 from aioproducer.testing.embedded.metadata_handlers import (
     api_versions,
@@ -63,6 +64,7 @@ HANDLERS: dict[int, Handler] = {
     ApiKey.END_TXN: end_txn,
     ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
     ApiKey.OFFSET_FETCH: offset_fetch,
+    ApiKey.DESCRIBE_PRODUCERS: describe_producers,
     ApiKey.SASL_HANDSHAKE: sasl_handshake,
     ApiKey.SASL_AUTHENTICATE: sasl_authenticate,
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: get_telemetry_subscriptions,
@@ -83,6 +85,8 @@ def targets(cluster: EmbeddedCluster, message: Message) -> list[Target]:
         return [(topic.topic, part.partition) for topic in message.topics for part in topic.partitions]
     if isinstance(message, ListOffsetsRequest):
         return [(topic.name, part.partition_index) for topic in message.topics for part in topic.partitions]
+    if isinstance(message, DescribeProducersRequest):
+        return [(topic.name, index) for topic in message.topics for index in topic.partition_indexes]
     if isinstance(message, MetadataRequest):
         names = cluster.topics if message.topics is None else [topic.name or "" for topic in message.topics]
         return [(name, None) for name in names]

@@ -48,6 +48,8 @@ _SINCE: dict[ApiKey, str] = {
     ApiKey.TXN_OFFSET_COMMIT: "0.11:0 2.0:1 2.1:2 2.5:3 3.8:4 4.0:5",
     # 1: the lifetime of the session (KIP-368).
     ApiKey.SASL_AUTHENTICATE: "1.0:0 2.2:1 2.5:2",
+    # The state of producers (KIP-664).
+    ApiKey.DESCRIBE_PRODUCERS: "2.8:0",
     # Metrics of clients (KIP-714).
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "3.7:0",
     ApiKey.PUSH_TELEMETRY: "3.7:0",
@@ -90,6 +92,7 @@ _SERVED: dict[ApiKey, VersionRange] = {
     ApiKey.OFFSET_FETCH: VersionRange(1, 8),
     ApiKey.SASL_HANDSHAKE: VersionRange(0, 1),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
+    ApiKey.DESCRIBE_PRODUCERS: VersionRange(0, 0),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: VersionRange(0, 0),
     ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }

@@ -38,6 +38,7 @@ public class GoldenBytes {
         new Api("SaslHandshake", 0, 1), new Api("ApiVersions", 0, 4), new Api("CreateTopics", 2, 7),
         new Api("InitProducerId", 0, 5), new Api("AddPartitionsToTxn", 0, 3), new Api("AddOffsetsToTxn", 0, 4),
         new Api("EndTxn", 0, 5), new Api("TxnOffsetCommit", 0, 5), new Api("SaslAuthenticate", 0, 2),
+        new Api("DescribeProducers", 0, 0),
         new Api("GetTelemetrySubscriptions", 0, 0), new Api("PushTelemetry", 0, 0));
 
     static final ObjectMapper JSON = new ObjectMapper().enable(JsonParser.Feature.ALLOW_COMMENTS);

@@ -9,6 +9,8 @@ import pytest
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
     FetchRequest,
     FetchResponse,
     ListOffsetsRequest,
@@ -198,3 +200,23 @@ async def test_list_offsets_of_a_partition_that_is_led_elsewhere():
         assert isinstance(response, ListOffsetsResponse)
         errors = [answer.error_code for answer in response.topics[0].partitions]
         assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+async def test_a_leader_lists_the_producers_that_its_log_remembers():
+    async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
+        for sequence, values in ((0, (b"a", b"b")), (2, (b"c",))):
+            batch = batch_of(*values, producer_id=7, epoch=3, sequence=sequence)
+            assert (await client.produce(batch)).error_code == 0
+        wanted = DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0, 1, 5])
+        response = await client.ask(DescribeProducersRequest(topics=[wanted]), 0)
+
+        assert isinstance(response, DescribeProducersResponse)
+        first, second, missing = response.topics[0].partitions
+        assert [answer.error_code for answer in (first, second, missing)] == [
+            0,
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        (state,) = first.active_producers
+        assert (state.producer_id, state.producer_epoch, state.last_sequence) == (7, 3, 2)
+        assert (state.last_timestamp, state.current_txn_start_offset) == (NOW, -1)
