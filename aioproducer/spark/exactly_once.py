@@ -5,7 +5,7 @@
     commit   driver   commits the marker as a consumer group's offset in the same transaction, then sends EndTxn
 
 The marker is the number of the last committed write. The marker and the rows are committed together or not at all, so
-after a crash the marker shows whether a write must be repeated. The broker can't distinguish the attempts of a task,
+after a crash the marker shows whether a write must be repeated. The broker can't distinguish a task's attempts,
 so a second attempt never writes: the whole write is planned again, under another epoch."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def plan(options: SinkOptions) -> Plan:
             seconds = producer.config.transaction_timeout
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {error}"
+            f"exactly_once: can't begin a transaction for {options.transactional_id!r}: {error}"
         ) from error
     return Plan(handle, len(partitions), marker, begun_at, seconds)
 
@@ -202,14 +202,15 @@ def _marker_of(
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
-    """Check that no two tasks wrote to one partition: the broker can drop the rows of one task and report success."""
+    """Check that no two tasks wrote to the same partition: the broker can drop the rows of one task and report
+    success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
         for place in report.written:
             if place in owners:
                 raise SinkError(
                     f"exactly_once: tasks {owners[place]} and {report.task} have both written to {place.topic}-"
-                    f"{place.partition}; rows of one partition must be in one task: {HELPER}"
+                    f"{place.partition}; all rows of a partition must be in one task: {HELPER}"
                 )
             owners[place] = report.task
 
@@ -287,7 +288,7 @@ def write_exactly_once(
             else "spark.speculation is on"
         )
         raise SinkError(
-            f"exactly_once: task {task} does not write, since {why}: Kafka can't distinguish the attempts of a task. "
+            f"exactly_once: task {task} does not write, since {why}: Kafka can't distinguish a task's attempts. "
             "The batch must be run again as a whole; restart the query, or use aioproducer.spark.foreach_batch, which "
             "repeats failed batches"
         )
@@ -310,15 +311,17 @@ def write_exactly_once(
                 "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
             )
             raise SinkError(
-                f"exactly_once: task {task} found another writer in a partition (or the answer to its first batch was "
-                f"lost{or_the_topic}); rows of one partition must be in one task: {HELPER}. {error}"
+                f"exactly_once: task {task} wrote to a partition that already had another writer (or the answer to the "
+                f"task's first batch was lost{or_the_topic}); all rows of a partition must be in one task: {HELPER}. "
+                f"{error}"
             ) from error
         raise
     return dataclasses.replace(report, plan=plan, version=version)
 
 
 def _is_of_two_writers(error: SinkError) -> bool:
-    """Return whether the broker saw a repeated sequence number or a gap, the signs of two tasks in one partition."""
+    """Return whether the broker saw a repeated sequence number or a gap, which are signs that two tasks wrote to the
+    same partition."""
     if not isinstance(error.__cause__, SendManyError):
         return False
     lasts = (row.last_error for row in error.__cause__.errors.values() if isinstance(row, DeliveryError))
@@ -328,10 +331,11 @@ def _is_of_two_writers(error: SinkError) -> bool:
 def _with_partitions(
     batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
 ) -> pa.RecordBatch:
-    """Return the rows with a column `partition` that contains only partitions of this task.
+    """Return the rows with a column `partition` that contains only this task's partitions.
 
     Raises:
-        SinkError: a row's partition is missing or not in the transaction, or another task might write to the same one.
+        SinkError: a row's partition is missing or not in the transaction, or another task might write to the same
+            partition.
     """
     names = batch.schema.names
     if "partition" in names:

@@ -1,4 +1,4 @@
-"""The options of a write, read and checked on the driver before a task runs.
+"""The options for a write, read and checked on the driver before a task runs.
 
 Spark passes their names in lower case. An option `kafka.<name>` sets the producer's setting with the Java name
 <name>."""
@@ -49,17 +49,17 @@ OF_TABLES = (
 )
 
 LONGEST_TRANSACTION = "900000"
-"""The brokers' default of transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
+"""The brokers' default for transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The checked options of a write, which Spark sends to the executors. The repr hides all `kafka.` options."""
+    """The checked options for a write, which Spark sends to the executors. The repr hides all `kafka.` options."""
 
     kafka: dict[str, str] = field(repr=False)
     """The producer's configuration, under Java's names."""
     topic: str | None = None
-    """The topic of all rows, or None if the column `topic` names each row's topic."""
+    """The topic for all rows, or None if the column `topic` names each row's topic."""
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
@@ -73,7 +73,7 @@ class SinkOptions:
     """A file on the driver to which each write adds a line, or an empty string."""
 
     def check_reports(self) -> None:
-        """Check that the directory of the reports exists. Called before anything is written.
+        """Check that the directory for the reports exists. Called before anything is written.
 
         If the directory disappears later, that is only logged, since a finished write must not be repeated.
 
@@ -93,7 +93,7 @@ class SinkOptions:
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
-    """Read and check the options of a write.
+    """Read and check the options for a write.
 
     Raises:
         ConfigError: an option is unknown, malformed, missing, or contradicts another one.

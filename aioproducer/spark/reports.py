@@ -61,11 +61,11 @@ class TaskReport(WriterCommitMessage):
     is_skipped: bool = False
     """True if the write was already committed, so the task did not read its rows."""
     failure: str = ""
-    """The reason why rows were not written, or an empty string. A second attempt of the task would not help."""
+    """The reason why rows were not written, or an empty string. A second attempt at the task would not help."""
 
 
 class Totals(NamedTuple):
-    """The totals of all tasks of a write."""
+    """The totals for all tasks of a write."""
 
     rows: int
     bytes: int
@@ -81,7 +81,7 @@ class Totals(NamedTuple):
 
 
 def totals(reports: Sequence[TaskReport]) -> Totals:
-    """Return the totals of a write's tasks."""
+    """Return the totals for a write's tasks."""
     places = {place for report in reports for place in report.written}
     return Totals(
         sum(report.rows for report in reports),

@@ -1,4 +1,4 @@
-"""The handlers of requests from consumers: Fetch and ListOffsets.
+"""The handlers for requests from consumers: Fetch and ListOffsets.
 
 They suffice for consumers that assign partitions to themselves; consumers can't join groups.
 """
