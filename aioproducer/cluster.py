@@ -77,7 +77,7 @@ def invalid_topic(name: str) -> InvalidTopicError:
 
 
 class Endpoint(Protocol):
-    """The address of a broker: the attributes that the broker entries of all responses, and `Node`, have in common."""
+    """The address of a broker: the attributes that `Node` and the broker entries in all responses have in common."""
 
     @property
     def node_id(self) -> int: ...

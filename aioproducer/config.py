@@ -139,7 +139,7 @@ class ProducerConfig:
         /,
         **given: Any,
     ) -> ProducerConfig:
-        """Check the keyword arguments of `Producer` that were given and turn them into a config.
+        """Check the keyword arguments that were given to `Producer`, and turn them into a config.
 
         Defaults that had to change because of other settings, and `notes`, are logged in a single warning.
 
@@ -170,7 +170,7 @@ class ProducerConfig:
 
     @property
     def recent_warnings(self) -> tuple[dict[str, str], ...]:
-        """The last log messages of this producer at WARNING and above."""
+        """The last log messages from this producer at WARNING and above."""
         return self._warnings.described()
 
     def origin(self, setting: str) -> str:

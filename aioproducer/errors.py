@@ -35,8 +35,8 @@
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-The fields of an error contain its details, and its text says what the user can do. Error texts contain no password
-and no key or value of a record, but a SerializationError quotes the serializer's exception. All errors can be pickled.
+The fields of an error contain its details, and its text says what the user can do. Error texts contain no password and
+no record key or value, but a SerializationError quotes the serializer's exception. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def without_tracebacks(error: E) -> E:
     """Remove the tracebacks of an error and its causes, so that it can be stored. Return the error.
 
     From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's frame.
-    A single traceback, even that of a cause, would keep the objects of these frames alive until a garbage collection.
+    A single traceback, even a cause's, would keep the objects of these frames alive until a garbage collection.
     The `__context__` is removed as well. The exception that it referred to is not changed, because user code may be
     handling it.
     """
@@ -218,7 +218,7 @@ class MetadataTimeoutError(KafkaTimeoutError):
 
 
 class UnknownPartitionError(KafkaTimeoutError):
-    """The partition did not appear within max_block_ms. `partitions` is the number of partitions of the topic."""
+    """The partition did not appear within max_block_ms. `partitions` is the number of partitions in the topic."""
 
     outcome = Outcome.NOT_PERSISTED
     topic: str
@@ -237,7 +237,7 @@ class BootstrapError(KafkaTimeoutError):
     """No bootstrap address answered. The text and `reasons` contain the reason for each address."""
 
     reasons: Mapping[str, KafkaError] = MappingProxyType({})
-    """The error of each address, by "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it
+    """The error for each address, by "host:port": NotKafkaError if waiting does not help, BrokerConnectionError if it
     might."""
 
 
@@ -269,8 +269,8 @@ class TransactionAbortedError(DeliveryError):
 class SendManyError(KafkaError):
     """Some rows of a `send_many` failed; all others are in the log.
 
-    `errors` contains the error of each failed row. `outcome` is UNKNOWN if that of at least one row is UNKNOWN;
-    `retriable` and the other flags are set if they are set for at least one row.
+    `errors` contains the error of each failed row. `outcome` is UNKNOWN if the outcome of any failed row is UNKNOWN;
+    likewise, `retriable` and each of the other flags are set if the error of any row sets them.
     """
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -303,7 +303,7 @@ class TransactionReinitError(TransactionError):
 class ProducerFencedError(TransactionReinitError):
     """Another producer uses the same transactional id, or (transactions v1) the transaction timed out. The transaction
     is not committed. With v1, the error is also raised in a rare case: the response to a request for the next epoch is
-    lost, the coordinator moves to another broker, and that broker mistakes the repeated request for that of a fenced
+    lost, the coordinator moves to another broker, and that broker mistakes the repeated request for one from a fenced
     producer."""
 
 
@@ -360,11 +360,11 @@ class ProtocolError(KafkaError):
 
 
 class CorrelationError(ProtocolError):
-    """A response does not belong to the oldest request of its connection."""
+    """A response does not belong to the oldest request on its connection."""
 
 
 class MissingPartitionError(ProtocolError):
-    """A response lacks a partition of the request."""
+    """A response lacks a partition that was in the request."""
 
 
 class ForeignPartitionError(ProtocolError):
@@ -378,7 +378,7 @@ class NotKafkaError(ProtocolError):
 
 
 class UnsupportedVersionError(KafkaError):
-    """The broker and this client have no version of a request in common; nothing was sent."""
+    """The broker and this client have no request version in common; nothing was sent."""
 
     outcome = Outcome.NOT_PERSISTED
     written: bool = False

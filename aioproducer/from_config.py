@@ -52,7 +52,7 @@ class FromConfig:
             ConfigError: a key is unknown (the text suggests a known one) or can't be used (the text says why and what
                 to do instead), a value is malformed, or settings contradict each other. One error lists all mistakes.
 
-        Keys that do not affect this producer, such as the sizes of socket buffers or a consumer's group.id, are listed
+        Keys that do not affect this producer, such as socket buffer sizes or a consumer's group.id, are listed
         in one warning in the log.
         """
         try:
@@ -70,7 +70,7 @@ class FromConfig:
 
         Args:
             prefix: the prefix of the variables that are settings.
-            environ: the variables; those of the process if None.
+            environ: the variables; the process's own if None.
             overrides: keywords of `Producer`, which take precedence over the variables.
 
         Raises:

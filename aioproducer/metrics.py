@@ -79,7 +79,7 @@ class TopicMetrics:
     records_retried: int = 0
     batch_bytes: int = 0
     last_ack: float | None = None
-    """The event loop's time of the last acknowledgement; None before the first one."""
+    """The event loop's time at the last acknowledgement; None before the first one."""
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Metrics:
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
-    """Seconds that each call of `send` waited for room in the buffer, if it had to wait."""
+    """Seconds that each call to `send` waited for room in the buffer, if it had to wait."""
     # written by send
     rejected: dict[str, int] = field(default_factory=dict)
     """Records that `send` rejected, by the class of the error."""
@@ -151,7 +151,7 @@ class Metrics:
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
     forgotten: NodeMetrics = field(default_factory=lambda: NodeMetrics(-1))
-    """The sums of the counters of brokers that no longer have counters of their own."""
+    """The total counts for brokers that no longer have counters of their own."""
     # written by snapshot
     most_accepted: int = 0
     """The highest `records_accepted` of any snapshot so far."""
@@ -183,7 +183,7 @@ class Metrics:
         self.rejected[name] = self.rejected.get(name, 0) + records
 
     def _forget_one(self) -> None:
-        """Remove the counters of a broker that was never connected to, or else those of the oldest broker.
+        """Remove the counters of a broker that was never connected to, or else the oldest broker's counters.
 
         Otherwise, responses with many different node ids could fill the memory.
         """
@@ -263,7 +263,8 @@ class Metrics:
         )
 
     def past(self, client_id: str) -> MetricsSnapshot:
-        """Return the counters of a past producer, except those of bootstrap addresses. All gauges are empty."""
+        """Return the counters of a past producer, without the counters for bootstrap addresses. All gauges are
+        empty."""
         return self.snapshot(
             describe_node=lambda node_id: {} if node_id >= 0 else None,
             wall_time=float,

@@ -185,8 +185,8 @@ class UniformSticky:
 
     A new partition is chosen after a number of bytes, not after each batch: a slow broker's batches grow, so choosing
     after each batch would send more data to slow brokers. With `adaptive`, the choice is weighted: the fewer batches
-    wait for a partition, the likelier it is chosen. Without weights, each partition is chosen once, in random order,
-    before any is chosen again, so n choices reach all of n partitions.
+    are waiting for a partition, the likelier it is to be chosen. Without weights, each partition is chosen once, in
+    random order, before any is chosen again, so n choices reach all n partitions.
 
     In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
     Pass the same object as long as these partitions have not changed; it is then not examined again.
@@ -257,7 +257,7 @@ class UniformSticky:
         """Set new weights for future choices; the current choice remains.
 
         Args:
-            queue_sizes: the number of batches that wait for each partition.
+            queue_sizes: the number of batches that are waiting for each partition.
             partition_ids: the partitions in the same order; partitions are left out if their leader has accepted no
                 data for `partitioner_availability_timeout_ms`.
             total: the number of partitions, including those left out; by default, none is left out.
@@ -324,7 +324,7 @@ class NodeAvailability:
         self._looked[node_id] = now
 
     def only_for(self, node_ids: Collection[int]) -> None:
-        """Note that data is waiting for these brokers only."""
+        """Note that data is waiting only for these brokers."""
         for node_id in [node_id for node_id in self._since if node_id not in node_ids]:
             del self._since[node_id]
 

@@ -67,7 +67,7 @@ class Producer(Lifecycle, Bulk):
         retry_backoff_ms, retry_backoff_max_ms: the pause before a retry, doubled each time, with 20% jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
         compression_level: the level on the codec's own scale (KIP-390), or None for its default. Java's
-            compression_gzip_level, compression_lz4_level and compression_zstd_level apply to one codec only.
+            compression_gzip_level, compression_lz4_level and compression_zstd_level each apply to only one codec.
         partitioner: "murmur2" (Java's: keys hashed, records without a key uniformly sticky, KIP-794),
             "consistent_random" (librdkafka's), "round_robin", "random", or a callable
             (key, all partitions, available partitions) -> partition.
@@ -93,7 +93,7 @@ class Producer(Lifecycle, Bulk):
             batches, requests and connections.
         enable_metrics_push: push metrics to brokers that ask for them (KIP-714).
         connector: async f(host, port) -> a connected socket, for example through a proxy.
-        address_filter: f(host, port, node id), called for each broker of the cluster; returns the (host, port) to
+        address_filter: f(host, port, node id), called for each broker in the cluster; returns the (host, port) to
             connect to instead, or None to reject the broker.
         resolved_address_filter: f(host, IP address, port), called for each address that a broker's name resolves to;
             returns whether to connect to it. By default, link-local addresses (169.254.0.0/16, fe80::/10) are rejected.
@@ -170,7 +170,7 @@ class Producer(Lifecycle, Bulk):
         config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Self:
-        """Return a producer that takes part in a transaction of another producer, perhaps in another process.
+        """Return a producer that takes part in another producer's transaction, perhaps in another process.
 
         The new producer may only send to `partitions` and flush. The producer that began the transaction ends it,
         after this one has delivered all its records and is closed. Records need `partition=`, or a key and the
@@ -191,7 +191,7 @@ class Producer(Lifecycle, Bulk):
                 written to it in the transaction (Kafka 2.8). Another producer that begins to write at the same time is
                 noticed only if its batches have different sizes.
             config: settings under any client's names, as for `from_config`.
-            settings: those of `Producer`, except transactional_id.
+            settings: the settings of `Producer`, except transactional_id.
         """
         try:
             producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
@@ -216,7 +216,7 @@ class Producer(Lifecycle, Bulk):
         Args:
             handle: from `release_transaction`. A handle may be resumed once.
             config: settings under any client's names, as for `from_config`.
-            settings: those of `Producer`, except transactional_id.
+            settings: the settings of `Producer`, except transactional_id.
         """
         try:
             producer = cls.from_config(config or {}, **settings, transactional_id=handle.transactional_id)
@@ -252,7 +252,7 @@ class Producer(Lifecycle, Bulk):
                 timestamp_ms: milliseconds since 1970; now if None.
                 headers: a list of (str, bytes or None).
                 timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
-                key_serializer, value_serializer: the serializers for this record; None for those of the producer.
+                key_serializer, value_serializer: the serializers for this record; None for the producer's.
 
             Returns:
                 The Delivery, a future of the RecordMetadata.
@@ -284,7 +284,7 @@ class Producer(Lifecycle, Bulk):
         ) -> RecordMetadata:
             """Send a record and wait for its acknowledgement. The record's batch does not linger.
 
-            Takes the arguments of `send`.
+            Takes the same arguments as `send`.
 
             Raises:
                 DeliveryError: the record failed; `outcome` says whether it may be in the log.
@@ -308,7 +308,7 @@ class Producer(Lifecycle, Bulk):
         ) -> Delivery:
             """Put a record into the buffer and return its delivery, without waiting.
 
-            Takes the arguments of `send`.
+            Takes the same arguments as `send`.
 
             Raises:
                 BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
@@ -374,7 +374,7 @@ class Producer(Lifecycle, Bulk):
         return self._serialization(pending.of_value, pending.of_key, info.name, value, key, headers)
 
     def _serializer_for(self, topic: object, serializer: Any, field: str) -> BoundSerializer:
-        """Return the BoundSerializer of a serializer that was passed to `send`."""
+        """Return the BoundSerializer for a serializer that was passed to `send`."""
         with self._rejections.of(topic):
             return self._serializers.given(serializer, field)
 

@@ -96,7 +96,7 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
 class ProducerRecord(NamedTuple):
-    """A record; its fields are the arguments of `send`. Interceptors may replace it (`record._replace(...)`)."""
+    """A record; its fields are the arguments to `send`. Interceptors may replace it (`record._replace(...)`)."""
 
     topic: str
     value: Any = None

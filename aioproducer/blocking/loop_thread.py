@@ -1,4 +1,4 @@
-"""The thread whose event loop all blocking producers of a process share, and how a call waits for it.
+"""The thread whose event loop all blocking producers in a process share, and how a call waits for it.
 
 The thread starts with the first producer and ends with the last one. It does not exist in a forked child.
 Producers that are still open when the interpreter exits are closed then."""
@@ -198,7 +198,7 @@ def _forked() -> None:
     global _current, _generation, _lock
     _generation += 1
     _current = None
-    _lock = threading.Lock()  # another thread of the parent may have held the old lock
+    _lock = threading.Lock()  # another thread in the parent may have held the old lock
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

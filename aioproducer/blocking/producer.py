@@ -1,7 +1,7 @@
 """The blocking Producer: each call runs the asyncio producer's call in the loop thread, and waits for its result.
 
 `send` usually does not wait: it puts a plain record for a known topic and partition into a queue. One wake-up of the
-loop serves all records queued by then."""
+loop serves all records that are queued by then."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Producer:
             metadata = delivery.result()                             # on the broker
 
     Any number of threads can use it, and all producers share one loop thread. `send` waits while the buffer is full
-    (max_block_ms); the records of one thread stay in order. Ctrl-C interrupts a waiting call, with the same effect as
+    (max_block_ms); records from one thread stay in order. Ctrl-C interrupts a waiting call, with the same effect as
     cancelling the call of the asyncio producer.
 
     Serializers, interceptors and callbacks of deliveries run in the loop thread, and must not block it.
@@ -217,7 +217,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> CloseReport:
         """Send the buffered records, close all connections, and return a report; see `aioproducer.Producer.close`.
 
-        Closing the last blocking producer of the process ends the loop thread. Ctrl-C drops the remaining records
+        Closing the last blocking producer in the process ends the loop thread. Ctrl-C drops the remaining records
         immediately.
         """
         if self._report is not None:
@@ -343,7 +343,7 @@ class Producer:
         return self._sends.call(function).wait(thread)
 
     def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """Do the same as `_call`, but first wait until no earlier record of `topic` (or of any topic) waits for
+        """Do the same as `_call`, but first wait until no earlier record for `topic` (or for any topic) is waiting for
         room."""
 
         async def settled() -> T:
@@ -626,7 +626,7 @@ class Producer:
                 producer.send("orders", b"...")
                 transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
-        Ctrl-C also aborts it. It includes the records of all threads. Errors as in `aioproducer.Producer.transaction`.
+        Ctrl-C also aborts it. It includes records from all threads. Errors as in `aioproducer.Producer.transaction`.
         """
         return TransactionScope(self, self._inner.transaction())
 
@@ -659,13 +659,13 @@ class Producer:
         self._call_settled(end)
 
     def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """Return a handle for `attach` of this class or of the asyncio producer.
+        """Return a handle for `attach`, in this class or in the asyncio producer.
 
         See `aioproducer.Producer.export_transaction`."""
         return self._call_settled(partial(self._inner.export_transaction, partitions))
 
     def release_transaction(self) -> TransactionHandle:
-        """Release the transaction, and return a handle for `resume` of this class or of the asyncio producer.
+        """Release the transaction, and return a handle for `resume`, in this class or in the asyncio producer.
 
         See `aioproducer.Producer.release_transaction`."""
         self._may_queue = False
@@ -714,7 +714,7 @@ class TransactionScope:
         async def end() -> None:
             try:
                 await self._producer._sends.settled()
-            except asyncio.CancelledError as cancelled:  # Ctrl-C while records wait for room
+            except asyncio.CancelledError as cancelled:  # Ctrl-C while records are waiting for room
                 await self._scope.__aexit__(type(cancelled), cancelled, None)
                 raise
             await self._scope.__aexit__(error_type, error, traceback)

@@ -16,7 +16,7 @@ class Receipt:
         self._receipt = receipt
 
     def __len__(self) -> int:
-        """Return the number of rows of the call."""
+        """Return the number of rows in the call."""
         return len(self._receipt)
 
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ from aioproducer.errors import ForkedError, without_tracebacks
 T = TypeVar("T")
 
 Record = tuple[str, bytes | None, bytes | None, int | None, int | None, Headers | None]
-"""The arguments of `send`, in order."""
+"""The arguments to `send`, in order."""
 
 
 class SendQueue:
@@ -49,7 +49,7 @@ class SendQueue:
         # Threads append entries; the loop removes them.
         self._queue: deque[_Queued | Call[Any]] = deque()
         self._is_woken = False
-        # Changed by the loop only.
+        # Changed only by the loop.
         self.lanes: dict[str, _Lane] = {}
         """The lanes, by topic. Threads only check whether a lane exists."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -330,7 +330,8 @@ class Delivery:
         return self._delivery.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the result, and return its error or None. For `timeout` and the errors of the wait, see `result`."""
+        """Wait for the result, and return its error or None. For `timeout` and the errors that the wait can raise, see
+        `result`."""
         self._wait(timeout)
         if self._error is not None:
             return copy(self._error)
@@ -397,8 +398,8 @@ class Delivery:
 
 _Queued: TypeAlias = tuple[Delivery, Record]
 _Lane: TypeAlias = deque[_Queued | asyncio.Future[None]]
-"""The records of a topic that wait for room, and futures. A future is set when all records before it have left the
-lane."""
+"""The records of a topic that are waiting for room, and futures. A future is set when all records before it have left
+the lane."""
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:

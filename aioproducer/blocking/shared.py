@@ -26,7 +26,7 @@ _is_building = False
 
 
 def shared_producer(**settings: Any) -> Producer:
-    """Return the started producer of this process with these settings. The first call builds it.
+    """Return this process's started producer with these settings. The first call builds it.
 
         def order_placed(order_id: int) -> None:
             producer = shared_producer(bootstrap_servers="localhost:9092")
@@ -38,7 +38,7 @@ def shared_producer(**settings: Any) -> Producer:
     builds a new one.
 
     Args:
-        settings: those of `Producer`, except transactional_id.
+        settings: the settings of `Producer`, except transactional_id.
 
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one; or a transactional_id was given.
@@ -57,11 +57,11 @@ def shared_producer(**settings: Any) -> Producer:
 
 
 def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
-    """Close the shared producers of this process. Call it in a process that exits without atexit, such as a Celery
+    """Close the shared producers in this process. Call it in a process that exits without atexit, such as a Celery
     worker.
 
     Args:
-        timeout: the timeout of `Producer.close` for each producer.
+        timeout: the timeout for closing each producer, as in `Producer.close`.
 
     Returns:
         The report of each producer.
@@ -85,8 +85,8 @@ def _build(settings: dict[str, Any]) -> Producer:
     global _is_building, _shared
     if settings.get("transactional_id") is not None:
         raise ConfigError(
-            "a shared producer can't have a transactional_id: the records of all threads would be in one transaction, "
-            "and the processes would fence each other; build a Producer for each transactional_id",
+            "a shared producer can't have a transactional_id: the records from all threads would be in one "
+            "transaction, and the processes would fence each other; build a Producer for each transactional_id",
             setting="transactional_id",
             value=settings["transactional_id"],
         )
@@ -111,7 +111,7 @@ def _forked() -> None:
     _inherited.append(_shared)
     _shared = ()
     _is_building = False
-    _lock = threading.RLock()  # another thread of the parent may have held the old lock
+    _lock = threading.RLock()  # another thread in the parent may have held the old lock
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

@@ -58,9 +58,8 @@ def bench(
 ) -> None:
     """Measure how fast records can be sent one by one, and print the figures of kafka-producer-perf-test.
 
-    Each record is sent by its own call of send(), as in a program. The latency
-    is the time from send() to the acknowledgement. CPU is the processor time
-    of this process per record.
+    Each record is sent by its own call to send(), as in a program. The latency
+    is the time from send() to the acknowledgement. CPU is this process's processor time per record.
     """
     screen = Screen(as_json=as_json)
     screen.show_log(verbose)

@@ -32,7 +32,7 @@ def cluster(
             show_default=False,
         ),
     ] = None,
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions of topics that clients create.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions in topics that clients create.")] = 1,
     versions: Annotated[
         str, typer.Option(metavar="RELEASE", help="Behave like this release of Kafka.")
     ] = "4.1",

@@ -1,4 +1,4 @@
-"""The checks of a cluster: its brokers, a topic, the rights of the client, a producer id, one record."""
+"""The checks of a cluster: its brokers, a topic, the client's rights, a producer id, one record."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from aioproducer.protocol.outcomes import Action, decide
 from aioproducer.types import Node
 
 NOT_REPORTED = -2147483648
-"""The value of the authorized-operations field if they were not requested or the broker is older than Kafka 2.3 (see
-KIP-430)."""
+"""The value in the authorized-operations field if the operations were not requested, or the broker is older than Kafka
+2.3 (see KIP-430)."""
 OPERATIONS = {
     3: "READ",
     4: "WRITE",
@@ -123,8 +123,8 @@ def _listed(numbers: list[int]) -> str:
 
 
 async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
-    """Request a producer id, which idempotence needs, and do as a producer does: repeat the request as long as a broker
-    asks for that, up to `request_timeout_ms`.
+    """Request a producer id, which idempotence needs. Like a producer, repeat the request as long as a broker asks for
+    that, for up to `request_timeout_ms`.
 
     The request contains no transactional id, because another producer may own it."""
     if not config.enable_idempotence:

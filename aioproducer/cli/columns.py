@@ -50,7 +50,7 @@ class Columns:
         return [name for name in names if name not in taken]
 
     def record(self, row: Mapping[str, Any]) -> Record:
-        """Return the record of an input row. A missing field counts as null.
+        """Return the record for an input row. A missing field counts as null.
 
         Raises:
             ValueError: a field has an unsuitable value, such as a partition that is not a number.

@@ -1,4 +1,4 @@
-"""`aioproducer config`: shows how each key of a properties file is handled, and whether the file is accepted."""
+"""`aioproducer config`: shows how each key in a properties file is handled, and whether the file is accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARKS = {"used": "green", "ignored": "yellow", "rejected": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One key of the file and how it is handled."""
+    """One key in the file and how it is handled."""
 
     number: int
     key: str
@@ -40,7 +40,7 @@ def config(
     settings: options.Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show how each key of a properties file is handled, and the settings that the other commands would use.
+    """Show how each key in a properties file is handled, and the settings that the other commands would use.
 
     No cluster is needed. The exit code is 2 if the file is not accepted.
     """
@@ -77,7 +77,7 @@ def config(
 
 
 def lines_of(file: Path) -> Iterator[Line]:
-    """Yield each key of a file and how it is handled, independently of the other keys.
+    """Yield each key in a file and how it is handled, independently of the other keys.
 
     Raises:
         ConfigError: the file cannot be read.

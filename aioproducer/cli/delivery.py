@@ -1,4 +1,4 @@
-"""Sends the rows of a feed without transactions, and enters their results into the ledger.
+"""Sends the rows from a feed without transactions, and enters their results into the ledger.
 
 transactions.py does the same for `--transaction`."""
 
@@ -18,7 +18,7 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.rows import Rows
 
 STEPS_PER_SECOND = 20
-"""The number of parts in which the records of each second are sent, with --rate."""
+"""With --rate, the number of parts in which each second's records are sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Exit codes of all commands, and the exceptions that end a command with one of them."""
+"""The exit codes of all commands, and the exceptions that end a command with one of them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class FailedFile:
         """Check that the file can be written.
 
         Raises:
-            UsageError: the file cannot be written, or is not empty (the records of two runs would be mixed).
+            UsageError: the file cannot be written, or is not empty (records from two runs would be mixed).
         """
         self.path = path
         self._descriptor = -1

@@ -15,7 +15,7 @@ MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The figures of a whole run. Latencies are in milliseconds, None if no record was delivered."""
+    """The figures for a whole run. Latencies are in milliseconds, None if no record was delivered."""
 
     delivered: int
     failed: int
@@ -100,7 +100,7 @@ class Figures:
         return text
 
     def total(self, report: CloseReport) -> Total:
-        """Return the figures of the whole run."""
+        """Return the figures for the whole run."""
         seconds = time.perf_counter() - self._began
         cpu = time.process_time() - self._cpu_before
         ordered = sorted(1000 * latency for latency in self._latencies)

@@ -25,7 +25,7 @@ def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[R
         if not columns.named:
             return Record(line.strip())
         if not isinstance(value, dict):
-            raise ValueError("not a JSON object, although columns are named")
+            raise ValueError("not a JSON object, which is needed if columns are named")
         columns.check(value)
         return columns.record(value)
 

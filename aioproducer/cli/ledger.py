@@ -38,7 +38,7 @@ class Ledger:
         """Enter the results of `rows`.
 
         Args:
-            rows: the rows that follow those of the previous call.
+            rows: the rows that follow the ones in the previous call.
             errors: the error of each record that was not delivered, by the record's index.
             saved: whether the failed records are in the file of failed records.
         """

@@ -15,7 +15,7 @@ Servers = Annotated[
         "-b",
         "--bootstrap-servers",
         metavar="HOST:PORT,...",
-        help="Addresses of the cluster. Default: those of -F or of AIOPRODUCER_BOOTSTRAP_SERVERS, or localhost:9092.",
+        help="Addresses of the cluster. Default: those in -F or AIOPRODUCER_BOOTSTRAP_SERVERS, or localhost:9092.",
         show_default=False,
         rich_help_panel=CLUSTER,
     ),

@@ -1,4 +1,4 @@
-"""The probes of one address, from name resolution to an authenticated connection; each is a step of the check."""
+"""The probes for one address, from name resolution to an authenticated connection; each is a step of the check."""
 
 from __future__ import annotations
 

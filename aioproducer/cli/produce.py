@@ -140,7 +140,7 @@ def produce(
             "-H",
             "--header",
             metavar="NAME=VALUE",
-            help="Header of all records. Repeatable.",
+            help="Header for all records. Repeatable.",
             show_default=False,
             rich_help_panel=IN_RECORDS,
         ),
@@ -151,7 +151,7 @@ def produce(
             "-p",
             "--partition",
             min=0,
-            help="Partition of all records.",
+            help="Partition for all records.",
             show_default=False,
             rich_help_panel=IN_RECORDS,
         ),
@@ -197,8 +197,7 @@ def produce(
 
     If a run ends early, it prints the last row up to which everything is
     acknowledged (with --transaction, committed). --skip continues after it.
-    Without --transaction this can create duplicates, because later records
-    may be in the log already.
+    Without --transaction this can create duplicates, because later records may already be in the log.
     """
     screen = Screen(as_json=as_json)
     screen.show_log(verbose)

@@ -1,4 +1,4 @@
-"""The output of a command: results go to standard output, everything else to standard error.
+"""A command's output: results go to standard output, everything else to standard error.
 
 If a stream is closed early (`| head`), its output ends, but the command continues."""
 

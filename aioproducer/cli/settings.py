@@ -44,7 +44,7 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
     Args:
         given: the user's options.
         screen: shows a warning if -X contains a password.
-        fixed: settings of the command itself, which override all others.
+        fixed: settings from the command itself, which override all others.
 
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one.
@@ -96,6 +96,6 @@ def warn_of_secrets(settings: Iterable[str], screen: Screen) -> None:
         if key is not None and key.setting and SETTINGS[key.setting].hides_value:
             variable = f"{ENVIRONMENT}{key.setting.upper()}"
             screen.warn(
-                f"-X {name}: every user of this machine can see the arguments of a command; "
+                f"-X {name}: every user on this machine can see a command's arguments; "
                 f"put it into a file for -F, or into the variable {variable}"
             )

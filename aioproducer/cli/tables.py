@@ -16,7 +16,7 @@ ROWS_AT_ONCE = 10_000
 MAGIC = b"ARROW1"
 """The first bytes of an Arrow file; a stream does not begin with them."""
 OWN_COLUMNS = {"key", "value", "headers", "timestamp", "partition"}
-"""The column names that match arguments of send_many. A table that has only such columns, including value, is sent as
+"""The column names that match arguments to send_many. A table that has only such columns, including value, is sent as
 it is unless an option names a column."""
 
 

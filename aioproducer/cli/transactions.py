@@ -1,4 +1,4 @@
-"""Sends the rows of a feed in transactions. Only records of committed transactions count as delivered."""
+"""Sends the rows from a feed in transactions. Only records of committed transactions count as delivered."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TransactionalDelivery(Delivery):
             )
 
     def give_up(self) -> None:
-        """End `run()` early; the records of the open transaction fail."""
+        """End `run()` early; the records in the open transaction fail."""
         if self._work is not None:
             self._work.cancel()
         self._closing.at_once(PARTING)
@@ -165,7 +165,7 @@ class TransactionalDelivery(Delivery):
         self._fail_all(_aborted(f"its transaction was aborted because of another record: {cause}"), errors)
 
     def _fail_all(self, error: BaseException, errors: Sequence[Mapping[int, BaseException]] = ()) -> None:
-        """Enter all records of the open transaction as failed, each with its own error if it has one."""
+        """Enter all records in the open transaction as failed, each with its own error if it has one."""
         self._count = 0
         parts, self._parts = self._parts, []
         for number, (rows, _) in enumerate(parts):
@@ -192,6 +192,6 @@ def _final(error: BaseException) -> BaseException:
 
 
 def _is_consequence(error: BaseException) -> bool:
-    """Return whether a record failed only because another record of its transaction did."""
+    """Return whether a record failed only because another record in its transaction did."""
     causes = (error, getattr(error, "last_error", None))
     return any(isinstance(cause, TransactionError | TransactionAbortedError) for cause in causes)

@@ -6,7 +6,7 @@ import asyncio
 
 
 class Changes:
-    """Wakes all tasks that wait for the next change. A change that no task waits for is forgotten."""
+    """Wakes all tasks that are waiting for the next change. If no task is waiting, the change is forgotten."""
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []

@@ -1,4 +1,4 @@
-"""Starts this package's own tasks, and runs calls that may hang in threads."""
+"""Starts this package's own tasks, and uses threads for calls that may hang."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ version."""
 
 
 class BrokerEntry:
-    """The state of one broker that outlives a single connection to it."""
+    """The state of one broker, which outlives a single connection to it."""
 
     __slots__ = (
         "attempt",
@@ -46,7 +46,7 @@ class BrokerEntry:
         self.task: asyncio.Task[None] | None = None
         """The task of the current attempt to connect, if any."""
         self.attempt: Connection | None = None
-        """The first connection of that attempt."""
+        """The first connection in that attempt."""
         self.dialing_since = 0.0
         # changed by connected(), setup_failed(), disconnected() and lost()
         self.connection: Connection | None = None
@@ -91,7 +91,7 @@ class BrokerEntry:
 
     @property
     def first_asked(self) -> int:
-        """The version of the first ApiVersions request of the next connection."""
+        """The version of the first ApiVersions request on the next connection."""
         return FIRST_ASKED[min(self.hang_ups, len(FIRST_ASKED) - 1)]
 
     def gauges(self, now: float) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Brokers:
 
     @property
     def is_bootstrapping(self) -> bool:
-        """True while the nodes are the bootstrap addresses and not the brokers of a cluster."""
+        """True while the nodes are the bootstrap addresses and not a cluster's brokers."""
         return any(node_id < 0 for node_id in self._entries)
 
     def rebootstrap(self) -> None:
@@ -104,7 +104,7 @@ class Brokers:
             self._replace(self._bootstrap_nodes())
 
     def update(self, cluster: Cluster) -> None:
-        """Use the nodes of a snapshot; connections to nodes that were removed or moved are drained."""
+        """Use the nodes in a snapshot; connections to nodes that were removed or moved are drained."""
         if cluster.nodes and not self._is_closed:
             self._has_known_cluster = True
             self._replace(cluster.nodes)
@@ -403,15 +403,15 @@ class Brokers:
             await self._changes.next(min(time for time in times if time > now))
 
     def finalized_feature(self, name: str) -> int:
-        """Return the level of a finalized feature of the cluster (KIP-584); 0 if no broker has reported it.
+        """Return the level of a feature that the cluster has finalized (KIP-584); 0 if no broker has reported it.
 
-        The newest report of any broker counts. The report is kept after its connection closes, since the level is
+        The newest report from any broker counts. The report is kept after its connection closes, since the level is
         also needed while no connection is open.
         """
         return self._newest_features.features.get(name, 0)
 
     def forget_features(self) -> None:
-        """Keep only the reports of open connections: the features epochs of two clusters cannot be compared."""
+        """Keep only reports from open connections: features epochs from two clusters cannot be compared."""
         self._newest_features = BrokerVersions({})
         for entry in self._entries.values():
             if entry.connection is not None:
@@ -423,7 +423,8 @@ class Brokers:
 
     @property
     def refusal(self) -> KafkaError | None:
-        """The authentication error of a broker, or the error that certificates can't be read; otherwise None."""
+        """The authentication error for a broker, or the error that says that certificates can't be read; otherwise
+        None."""
         errors = [entry.last_error for entry in self._entries.values()]
         return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 
@@ -522,7 +523,7 @@ class Brokers:
         self._learn_features(connection.versions)
 
     def _make(self, entry: BrokerEntry, address: tuple[str, int], number: int) -> Connection:
-        """Create a connection. Each connection of an attempt starts with a different address of the host name."""
+        """Create a connection. Each connection in an attempt starts with a different address for the host name."""
         config = self._config
         attempt = Attempt(
             address,

@@ -250,7 +250,7 @@ class Connection(RequestStream):
             ) from error
 
     def _advance(self, to: ConnectionState) -> None:
-        """Enter the next state of the handshake. Raises an error if the connection was closed in the meantime."""
+        """Enter the next state in the handshake. Raises an error if the connection was closed in the meantime."""
         if self.state is ConnectionState.CLOSED:
             raise self.error or BrokerConnectionError(f"{self}: the connection was closed")
         self._move(to)

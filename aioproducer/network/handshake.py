@@ -35,7 +35,7 @@ class BrokerVersions:
 
     @property
     def described(self) -> str:
-        """The broker's version ranges of the APIs that this client uses, as text."""
+        """The broker's version ranges for the APIs that this client uses, as text."""
         used = ((api, self.ranges.get(api)) for api in CLIENT_VERSIONS)
         return "; ".join(f"{api.name} {known.min}-{known.max}" for api, known in used if known is not None)
 

@@ -62,7 +62,7 @@ class Metadata:
         merge is in progress."""
         # the topics to request
         self._wanted: dict[str, float] = {}
-        """The loop time of the last use of each topic, by name."""
+        """The loop time at which each topic was last used, by name."""
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._new: dict[str, None] = {}
         """Topics that have never been requested."""
@@ -75,7 +75,7 @@ class Metadata:
         self._poked = asyncio.Event()
         self._is_refreshing = False
         self._rounds: list[asyncio.Future[None]] = []
-        """Futures of the callers that wait for the end of the current refresh, successful or not."""
+        """Futures for the callers that are waiting for the current refresh to end, successfully or not."""
         self._refreshed_at = float("-inf")
         self._not_before = 0.0
         self._fruitless = 0
@@ -120,7 +120,7 @@ class Metadata:
         leader_epoch: int,
         node_endpoints: Iterable[Endpoint],
     ) -> bool:
-        """Apply the leader that a Produce response named (KIP-951). Return whether this changed the snapshot."""
+        """Apply the leader hint from a Produce response (KIP-951). Return whether this changed the snapshot."""
         return self._learn(
             lambda cluster: cluster.with_leader_hint(
                 topic, partition, leader_id, leader_epoch, node_endpoints
@@ -142,7 +142,7 @@ class Metadata:
         return now - self._refreshed_at if self._refreshed_at > float("-inf") else None
 
     def close_waiters(self, error: KafkaError) -> None:
-        """Fail all current and future callers that wait for a topic."""
+        """Fail all callers that are waiting for a topic, and all future ones."""
         self._closed = error
         self._stop_start_timer()
         for name in list(self._waiters):
@@ -207,7 +207,7 @@ class Metadata:
                     del self._waiters[name]
 
     def _raise_for(self, name: str) -> None:
-        """Raise the error of a topic if waiting cannot resolve it.
+        """Raise the error for a topic if waiting cannot resolve it.
 
         Call this only right after a response: an older error must not fail a `send` that might succeed.
         """
@@ -388,7 +388,7 @@ class Metadata:
             self._failed(KafkaError(f"a metadata response could not be handled: {error!r}"))
 
     def _next_question(self) -> tuple[list[str], bool]:
-        """Return the topics of the next request, and whether it contains only new and unknown topics."""
+        """Return the topics for the next request, and whether it contains only new and unknown topics."""
         missed = dict.fromkeys([*self._waiters, *self._again])
         unknown = [name for name in missed if self.topic(name) is None and name not in self._new]
         if self._new or (unknown and not self._update_requested and not self._is_old()):

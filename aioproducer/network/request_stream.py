@@ -57,7 +57,8 @@ Answered: TypeAlias = Callable[[Any, KafkaError | None], None]
 
 
 class _InFlight:
-    """A request that was written and waits for its response, or with acks=0 until its bytes have been sent."""
+    """A request that was written and is in flight until its response arrives or, with acks=0, until its bytes have been
+    sent."""
 
     __slots__ = (
         "answered",
@@ -96,7 +97,7 @@ class _InFlight:
 
 
 class RequestStream:
-    """The requests and responses of a connection. The subclass Connection opens the socket and does the handshake."""
+    """The requests and responses on a connection. The subclass Connection opens the socket and does the handshake."""
 
     def __init__(
         self,
@@ -114,14 +115,14 @@ class RequestStream:
         self._metrics = metrics.node(node.node_id)
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
-        # changed by _move() only
+        # changed only by _move()
         self.state = ConnectionState.CONNECTING
         self._closed_in = ConnectionState.CLOSED
-        """The state that preceded CLOSED; CLOSED itself while the connection is not closed."""
+        """The state that preceded CLOSED; until the connection is closed, the value is CLOSED."""
         self.error: KafkaError | None = None
         """The reason why the connection was closed; None for an orderly close (idle, drained)."""
         self.versions = BrokerVersions({})
-        """The API versions of the broker, which the handshake sets."""
+        """The broker's API versions, which the handshake sets."""
         # the socket
         self._wire: Wire | None = None
         self._reader_task: asyncio.Task[None] | None = None

@@ -334,7 +334,7 @@ class TlsWire(Wire):
 
 
 def _nothing() -> None:
-    """Do nothing: the default of `on_drained`."""
+    """Do nothing: the default for `on_drained`."""
 
 
 def _joined(segments: list[bytes | memoryview], lone: int) -> Iterator[bytes | memoryview]:

@@ -1,4 +1,4 @@
-"""Log lines about calls of `send` that wait a long time because the buffer is full."""
+"""Log lines about calls to `send` that wait a long time because the buffer is full."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Memory(Protocol):
 
 
 class BufferWatch:
-    """A timer that runs while callers wait. There is one timer for all callers: while any caller waits, it fires about
-    once a second."""
+    """A timer that runs while callers are waiting. There is one timer for all callers: while any caller is waiting, it
+    fires about once a second."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog, memory: Memory) -> None:
         self._loop = loop
@@ -53,7 +53,7 @@ class BufferWatch:
         if oldest + LONG > now + CLOCK_SLACK:
             if self._logged_since is not None:
                 self._log.info(
-                    "the buffer has room again: callers of send waited for up to %.1f s",
+                    "the buffer has room again: calls to send waited for up to %.1f s",
                     oldest - self._logged_since,
                 )
                 self._logged_since = None
@@ -71,7 +71,7 @@ class BufferWatch:
             "records more slowly than they are sent, or cannot be reached",
             self._memory.total,
             now - oldest,
-            counted(self._memory.waiters, "caller waits", "callers wait"),
+            counted(self._memory.waiters, "caller is waiting", "callers are waiting"),
         )
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ BYTES = tuple(2.0**power for power in range(7, 25))
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of all producers. The values of producers with the same client id are merged."""
+    """One metric for all producers. Values from producers with the same client id are merged."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
@@ -206,9 +206,9 @@ FAMILIES = (
         _of_producer("buffer_available"),
         rank=_free_share,
     ),
-    _gauge("buffer_waiters", "Calls of send that wait for room.", (), _of_producer("buffer_waiters")),
+    _gauge("buffer_waiters", "Calls to send that are waiting for room.", (), _of_producer("buffer_waiters")),
     _histogram(
-        "buffer_wait_seconds", "How long calls of send waited for room.", (), _of_producer("buffer_wait")
+        "buffer_wait_seconds", "How long calls to send waited for room.", (), _of_producer("buffer_wait")
     ),
     # Batches and requests
     _counter("batches", "Batches sent for the first time.", (), _of_producer("batches")),
@@ -226,7 +226,7 @@ FAMILIES = (
     ),
     _counter(
         "errors",
-        "Errors in responses and of connections, including those that a retry resolved.",
+        "Errors in responses and on connections, including those that a retry resolved.",
         ("error",),
         _by_name("errors"),
     ),

@@ -94,7 +94,7 @@ class ThrottleEvent(NamedTuple):
 
 
 class BatchEvent(NamedTuple):
-    """`on_batch`: all records of a batch have their result."""
+    """`on_batch`: all records in a batch have their results."""
 
     client_id: str
     topic: str
@@ -111,7 +111,7 @@ class BatchEvent(NamedTuple):
     """The offset of the first record; None if the batch failed, if acks=0, or if the broker already had the batch and
     did not return its offset."""
     outcome: Outcome | None
-    """Whether the records of a failed batch may be in the log; None if the batch did not fail."""
+    """Whether the records in a failed batch may be in the log; None if the batch did not fail."""
     error: BaseException | None
 
 

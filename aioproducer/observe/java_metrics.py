@@ -164,7 +164,7 @@ def _of_each(
     since: tuple[NodeSnapshot, ...] | tuple[TopicSnapshot, ...],
     interval: _Interval,
 ) -> Iterator[Point]:
-    """Yield the points of all topics or nodes, grouped by name."""
+    """Yield the points for all topics or nodes, grouped by name."""
     found = [
         point for one, change in zip(now, since, strict=True) for point in points_of(one, change, interval)
     ]

@@ -1,4 +1,4 @@
-"""Log lines about partitions whose leader has changed, and about those without a leader while records wait."""
+"""Log lines about partitions whose leader has changed, and about those without a leader while records are waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class LeaderChanges:
         self._former: dict[tuple[str, int], int] = {}
         """The last leader of each partition that now has none."""
         self._missing: dict[tuple[str, int], float] = {}
-        """Partitions without a leader for which records wait, with the loop time of the first log line about each."""
+        """Partitions without a leader for which records are waiting, with the loop time of the first log line about
+        each."""
         self._logged_at = 0.0
         self._moved: list[str] = []
 
@@ -46,7 +47,7 @@ class LeaderChanges:
             self._log.info("the leader moved: %s%s", moved[0], _others(moved))
 
     def note_waiting(self, places: Iterable[tuple[str, int]], now: float) -> None:
-        """Note the partitions without a leader for which records wait.
+        """Note the partitions without a leader for which records are waiting.
 
         New ones are logged at once, and all of them every 10 s. `now` is the loop's time.
         """

@@ -1,8 +1,8 @@
-"""The producers of this process, for exporters, and the counters of producers that no longer exist.
+"""The producers in this process, for exporters, and the counters of producers that no longer exist.
 
 An exported counter must not decrease, because Prometheus takes a decrease for a restart. Also, the counts of a
 short-lived producer would be lost before the next scrape. Therefore, the counters of a garbage-collected producer are
-added to those of its client id."""
+added to the totals for its client id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 class Producers:
-    """All producers of a process.
+    """All producers in a process.
 
     The garbage collector may call _collected() in any thread, even in one that holds the lock. _collected() therefore
     never waits for the lock: the thread that holds it does the work.
@@ -48,9 +48,9 @@ class Producers:
         self._numbers = count()
         self._entries: dict[int, _Entry] = {}
         self._collected_ones: deque[int] = deque()
-        """The keys in `_entries` of producers that no longer exist."""
+        """The keys in `_entries` that belong to producers that no longer exist."""
         self._past: dict[str, MetricsSnapshot] = {}
-        """The sums of the counters of producers that no longer have an entry, by client id."""
+        """The total counts for producers that no longer have an entry, by client id."""
 
     def add(self, producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
         """Include a producer from now on. `past` returns its counters, but must not keep it alive."""
@@ -81,7 +81,8 @@ class Producers:
                 self._lock.release()
 
     def _move_collected(self) -> None:
-        """Add the counters of producers that no longer exist to those of their client ids. The lock must be held."""
+        """Add the counters of producers that no longer exist to the totals for their client ids. The lock must be
+        held."""
         while self._collected_ones:
             ended = self._entries.pop(self._collected_ones.popleft()).past()
             before = self._past.pop(ended.client_id, None)

@@ -17,7 +17,7 @@ PERIOD = 60.0
 
 
 class LoopWatch:
-    """A timer that runs while records wait for their results; it is late if the loop was blocked."""
+    """A timer that runs while records are waiting for their results; it is late if the loop was blocked."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog, records_wait: Callable[[], object]) -> None:
         """
@@ -34,7 +34,7 @@ class LoopWatch:
         self._logged_at = -math.inf
 
     def start(self) -> None:
-        """Watch until no records wait. Call this only while the watch is not running."""
+        """Watch until no records are waiting. Call this only while the watch is not running."""
         self.is_running = True
         self._timer = self._loop.call_later(BEAT, self._beat, self._loop.time())
 

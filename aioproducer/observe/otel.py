@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["AioproducerInstrumentor"]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 120)
-"""The bucket bounds of messaging.client.operation.duration: those of the conventions, and some higher ones."""
+"""The bucket bounds of messaging.client.operation.duration: the bounds in the conventions, and some higher ones."""
 QUANTILES = (0.5, 0.99)
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
 """Exceptions that are re-raised. All other exceptions from a sampler, a propagator or a processor are caught, so that
@@ -49,7 +49,7 @@ _OPERATION = {
 
 
 class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has no types
-    """Traces and measures all producers of the process that are started after `instrument()`.
+    """Traces and measures all producers in the process that are started after `instrument()`.
 
         from aioproducer.otel import AioproducerInstrumentor
 
@@ -57,7 +57,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
 
     `opentelemetry-instrument python app.py` does this without changes to the program.
 
-    Each call of `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
+    Each call to `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
     the caller's span, and it ends with the acknowledgement. The configured propagator (W3C by default) adds the span's
     context to the headers of the record. `send_many` and `send_batch` have one span for all records, and no headers. A
     call that is not recorded, because the sampler dropped it or there is no SDK, has no span and no headers.
@@ -195,7 +195,8 @@ _SETTER = _HeaderSetter()
 
 
 def _with_context(headers: Any, span: Span) -> Any:
-    """Return the user's headers and those that carry the span's context. Leave invalid headers for `send` to reject."""
+    """Return the user's headers, and the headers that carry the span's context. Leave invalid headers for `send` to
+    reject."""
     if headers is not None and type(headers) not in (list, tuple):
         return headers
     carrier = [*(headers or ())]
@@ -214,7 +215,7 @@ class _SendSpan:
         self.headers = headers
 
     def watch(self, delivery: Any) -> None:
-        # Do not use the user's own delivery: it may be cancelled although the record is still sent.
+        # Do not use the user's own delivery: it may be cancelled even though the record is still sent.
         delivery.batch.another(delivery).add_done_callback(self._ended)
 
     def watch_rows(self, receipt: Any) -> None:

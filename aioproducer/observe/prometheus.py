@@ -1,4 +1,4 @@
-"""Exports metrics of all producers of the process to Prometheus. The metrics are read only during a scrape."""
+"""Exports metrics for all producers in the process to Prometheus. The metrics are read only during a scrape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["ProducerCollector"]
 
 
 class ProducerCollector(Collector):
-    """Collects from all producers of the process, including those that are started later.
+    """Collects from all producers in the process, including those that are started later.
 
         from prometheus_client import start_http_server
         from aioproducer.prometheus import ProducerCollector
@@ -30,7 +30,7 @@ class ProducerCollector(Collector):
         ProducerCollector()
         start_http_server(9100)
 
-    Nothing is measured between scrapes. The values of producers with the same client id are added up; give each
+    Nothing is measured between scrapes. Values from producers with the same client id are added up; give each
     producer its own `client_id` to tell them apart. The counts of a producer stay in these sums after it is
     garbage-collected. A forked process starts without producers.
 

@@ -1,7 +1,7 @@
 """The result of `Producer.metrics()`: immutable snapshots, which can be subtracted, converted to dicts and stored.
 
 A counter starts at 0 and only grows; `later - earlier` gives the counts in between. A gauge is a current value; the
-difference of two snapshots contains the gauges of the later one. Times are in seconds, sizes in bytes."""
+difference of two snapshots contains the later snapshot's gauges. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Counts(dict[str, int]):
     """Immutable counts by name. It is a dict because a MappingProxyType can be neither pickled nor copied."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("the counts of a snapshot cannot be changed; copy them into a dict")
+        raise TypeError("the counts in a snapshot cannot be changed; copy them into a dict")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -30,7 +30,7 @@ PAST = "past"
 """The value of `state` in the snapshots of producers that no longer exist. The gauges in these snapshots have no
 meaning."""
 MOST_TOPICS = 1_000
-"""The maximum number of topics with counters of their own; all others share those of OTHER_TOPICS."""
+"""The maximum number of topics with counters of their own; all others share the counters of OTHER_TOPICS."""
 OTHER_TOPICS = "_other"
 
 
@@ -116,7 +116,7 @@ class _Numbers:
         return replace(self, **changes)  # type: ignore[type-var]
 
     def __add__(self: S, other: S) -> S:
-        """Return the sums of the counters, and the gauges of the first snapshot."""
+        """Return the sums of the counters, and the gauges from the first snapshot."""
         sums = {
             entry.name: _sum(getattr(self, entry.name), getattr(other, entry.name))
             for entry in fields(self)  # type: ignore[arg-type]  # each subclass is a dataclass
@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot(_Numbers):
-    """The counts of one broker, over all connections to it. Bootstrap addresses have negative ids."""
+    """The counts for one broker, over all connections to it. Bootstrap addresses have negative ids."""
 
     KEY: ClassVar[str] = "node_id"
 
@@ -246,7 +246,7 @@ class MetricsSnapshot(_Numbers):
     buffer_total: int = _gauge(default=0)
     buffer_available: int = _gauge(default=0)
     buffer_waiters: int = _gauge(default=0)
-    """Calls of `send` that wait for room."""
+    """Calls to `send` that are waiting for room."""
     in_flight: int = _gauge(default=0)
     metadata_age: float | None = _gauge(default=None)
     """Seconds since the last metadata response; None before the first one."""
@@ -288,7 +288,7 @@ class MetricsSnapshot(_Numbers):
     time_to_result: Distribution = field(default_factory=Distribution)
     """Seconds from the opening of a batch to its result, failures included, weighted by its records."""
     buffer_wait: Distribution = field(default_factory=Distribution)
-    """Seconds that calls of `send` waited for room."""
+    """Seconds that calls to `send` waited for room."""
     metadata_updates: int = 0
     metadata_failures: int = 0
     topics: tuple[TopicSnapshot, ...] = ()

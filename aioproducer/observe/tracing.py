@@ -18,7 +18,7 @@ class SendSpan(Protocol):
     """The span of one call, which lasts from the call to the last result of its records."""
 
     headers: Headers | None
-    """The user's headers, and those that carry the span's context."""
+    """The user's headers, and the headers that carry the span's context."""
 
     def watch(self, delivery: Any) -> None:
         """End the span with the result of this record. `delivery` is a Delivery."""
@@ -39,7 +39,7 @@ class SendTracer(Protocol):
     def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> SendSpan | None:
         """Return the span of a call that sends one record, or None if the call is not recorded.
 
-        The arguments are those of the call and have not been checked. `count` is 1.
+        The arguments are the call's own and have not been checked. `count` is 1.
         """
         ...
 

@@ -32,7 +32,7 @@ _FEW = 8
 """Arrays of fewer numbers than this (such as replica ids) are decoded with a precompiled layout. In responses, this
 applies to arrays of `_SHORTEST` or more numbers only within the first `_AT_ONCE` bytes."""
 _SHORT, _SHORTEST = 16, 4
-"""The maximum number of elements of an array that is decoded immediately: `_SHORT`, or `_SHORTEST` if the elements may
+"""The maximum number of elements in an array that is decoded immediately: `_SHORT`, or `_SHORTEST` if the elements may
 be smaller than `_SMALL`. Decoding such an array takes no longer than walking over it."""
 _SMALL = 16
 """The minimum element size, in bytes, for which `_SHORT` applies."""

@@ -1,6 +1,6 @@
 """Kafka's compression codecs: their names, wire ids and levels, and a compress function for each.
 
-A compress function accepts the records of a batch as one buffer and returns bytes. Such a function is thread-safe,
+A compress function accepts the records in a batch as one buffer and returns bytes. Such a function is thread-safe,
 and releases the GIL while it works. This module does not decompress: a producer never reads its own records.
 """
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """All codes of Kafka 4.3. A newer broker may send codes that are not listed here, so use `error_name`,
+    """All codes in Kafka 4.3. A newer broker may send codes that are not listed here, so use `error_name`,
     not `ErrorCode(code)`, in error texts."""
 
     UNKNOWN_SERVER_ERROR = -1

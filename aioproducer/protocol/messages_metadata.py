@@ -12,7 +12,7 @@ MOST_BROKERS = 10_000
 MOST_REPLICAS = 1_000
 """The maximum number of replicas of a partition."""
 MOST_PARTITIONS = 100_000
-"""The maximum number of partitions of a topic. A whole KRaft cluster is designed for a few million."""
+"""The maximum number of partitions in a topic. A whole KRaft cluster is designed for a few million."""
 MOST_TOPICS = 100_000
 """The maximum number of topics, or of coordinators, in a response."""
 

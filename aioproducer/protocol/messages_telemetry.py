@@ -62,7 +62,7 @@ class PushTelemetryRequest(
     flexible_from=0,
     response=PushTelemetryResponse,
 ):
-    """Metrics in OpenTelemetry's format (OTLP, MetricsData). The last request of a client is marked `terminating`."""
+    """Metrics in OpenTelemetry's format (OTLP, MetricsData). A client's last request is marked `terminating`."""
 
     client_instance_id: UUID = uuid()
     subscription_id: int = int32()

@@ -142,7 +142,7 @@ class TxnOffsetCommitRequest(
     flexible_from=3,
     response=TxnOffsetCommitResponse,
 ):
-    """Commits offsets of a group as part of a transaction. 2: leader epoch. 3: member, generation (KIP-447).
+    """Commits a group's offsets as part of a transaction. 2: leader epoch. 3: member, generation (KIP-447).
 
     5: adds the group to the transaction implicitly (KIP-890).
     """
@@ -215,7 +215,7 @@ class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8),
 class OffsetFetchRequest(
     Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6, response=OffsetFetchResponse
 ):
-    """Asks for the committed offsets of a group; if `topics` is None, for those of all topics.
+    """Asks for the committed offsets of a group: for all topics if `topics` is None.
 
     7: require_stable waits for open transactions (KIP-447). 8: several groups in one request (KIP-709).
     """

@@ -75,7 +75,7 @@ class Action(Enum):
 class Condition(Enum):
     """The conditions on which a rule may depend. A rule depends on nothing else."""
 
-    NOT_FIRST = "an earlier batch of the same partition has not ended"
+    NOT_FIRST = "an earlier batch in the same partition has not ended"
     IN_DOUBT = "an earlier attempt may have been persisted"
     DAMAGED = "the bytes of the batch no longer match its checksum"
     SECOND_TIME = "the broker has given this answer to the same bytes before"
@@ -84,7 +84,7 @@ class Condition(Enum):
     RECORD_ERRORS = "the broker named the records that it rejects (KIP-467)"
     NOT_IDEMPOTENT = "the batch has no sequence number"
     VERIFICATION = "the error message says that the partition could not be verified to be in the transaction"
-    STALE = "the producer now has another producer id or epoch than the batch"
+    STALE = "the producer's id or epoch now differs from the batch's"
     IN_FLIGHT = "the batch was written and has not been answered yet"
     GAPLESS = "enable_gapless_order is on"
     ENDLESS = "enable_endless_retries is on"
@@ -96,7 +96,7 @@ class Condition(Enum):
     V1 = "transactions v1"
     V2 = "transactions v2 (KIP-890)"
     COMMIT = "the request is a commit"
-    UNANSWERED = "an earlier attempt of the request may have been carried out"
+    UNANSWERED = "an earlier attempt at the request may have been carried out"
 
 
 class Failure(Enum):
@@ -109,14 +109,14 @@ class Failure(Enum):
     MISSING_PARTITION = "the answer does not contain the partition"
     FOREIGN_PARTITION = "the answer contains a partition that was not in the request"
     UNDECODABLE = "the answer can't be decoded"
-    NO_COMMON_VERSION = "client and broker have no version of the request in common"
+    NO_COMMON_VERSION = "client and broker have no request version in common"
 
 
 class Moment(Enum):
     """Events other than a response that may end a batch. A batch that is kept is checked again before a retry."""
 
     EXPIRED = "delivery_timeout_ms has passed"
-    BEHIND = "an earlier record of the same partition has failed, and enable_gapless_order is on"
+    BEHIND = "an earlier record in the same partition has failed, and enable_gapless_order is on"
 
 
 class Row(NamedTuple):
@@ -158,7 +158,7 @@ def _produce_transient() -> dict[int, tuple[Rule, ...]]:
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
     return {
         # REPETITION: another participant may have used the same sequence numbers in this partition. The log contains
-        # either the records of that participant, or those of this batch from an earlier attempt.
+        # either that participant's records, or this batch's records from an earlier attempt.
         Code.NONE: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.SUCCEED, no)),
         Code.DUPLICATE_SEQUENCE_NUMBER: (_rule(_A.ABORT, maybe, _C.REPETITION), _rule(_A.DUPLICATE, no)),
         # transient errors
@@ -285,7 +285,7 @@ code, `send` keeps waiting."""
 
 
 def _metadata_and_connections() -> dict[Key, tuple[Rule, ...]]:
-    """Return the rules for Metadata (codes of a topic and of the whole response), ApiVersions and SASL."""
+    """Return the rules for Metadata (codes for a topic and for the whole response), ApiVersions and SASL."""
     meta, versions = ApiKey.METADATA, ApiKey.API_VERSIONS
     return {
         **_coded(meta, _A.FAIL, *TOPIC_ERRORS),
@@ -354,7 +354,7 @@ def _coordinators() -> dict[Key, tuple[Rule, ...]]:
 def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
     """Return the rules for OffsetFetch, TxnOffsetCommit, EndTxn and DescribeProducers.
 
-    For EndTxn, the outcome is that of the commit: NOT_PERSISTED means not committed.
+    For EndTxn, the outcome is the commit's: NOT_PERSISTED means not committed.
     """
     fetch, commit, end = ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
     # Another producer initialized our transactional id, or (v1) the transaction timed out. The transaction is committed

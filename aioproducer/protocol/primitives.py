@@ -216,7 +216,7 @@ def _read_int16_size(buf: Buffer, pos: int) -> tuple[int, int]:
 
 
 def read_int32_size(buf: Buffer, pos: int) -> tuple[int, int]:
-    """Read a length or count of non-flexible versions; null is -1."""
+    """Read a length or count in non-flexible versions; null is -1."""
     if pos + 4 > len(buf):
         raise ProtocolError(f"a length is cut off at byte {pos}")
     size: int = _INT32.unpack_from(buf, pos)[0]

@@ -57,7 +57,7 @@ class Field:
     """The class of a struct; for an array, the kind or the class of its elements."""
     name: str = ""
     most: int | None = None
-    """The maximum number of elements of a decoded array; None if only the frame size limits it."""
+    """The maximum number of elements in a decoded array; None if only the frame size limits it."""
 
     def is_in(self, version: int) -> bool:
         return self.versions.min <= version <= self.versions.max

@@ -441,7 +441,7 @@ cdef dict columns_of(data, str argument):
 
 @cython.final
 cdef class Span:
-    """Consecutive records of a batch that are rows of one call."""
+    """Consecutive records in a batch that are rows from one call."""
 
     cdef readonly Batch batch
     cdef readonly int first
@@ -463,7 +463,7 @@ cdef class Rows:
     cdef readonly dict errors
     """The error of each row that is not in the buffer, by row."""
     cdef public bint has_waited_in_vain
-    """True if a row has already waited in vain for the partition that it names (as `send` does)."""
+    """True if a row has already waited, without success, for the partition that it names (as `send` does)."""
     cdef readonly list spans
     """The spans in the order of their first rows. The spans of a partition are also in the order of their records."""
     cdef Column values, keys, headers, timestamps, partitions
@@ -566,7 +566,7 @@ cdef class Rows:
         self.values = self.keys = self.headers = self.timestamps = self.partitions = None
 
     def record(self):
-        """Return the next row as arguments of `send`: (value, key, partition, timestamp_ms, headers)."""
+        """Return the next row as arguments for `send`: (value, key, partition, timestamp_ms, headers)."""
         cdef Py_ssize_t row = self.next
         return (object_at(self.values, row), object_at(self.keys, row),
                 object_at(self.partitions, row) if self.partition < 0 else self.partition,
@@ -775,7 +775,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
             continue
         queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
         if self.memory.waiters and not is_first_waiter:
-            return FULL                # callers that already wait for memory come first
+            return FULL                # callers that are already waiting for memory come first
         batch = queue.tail
         if batch is None or batch.buffer.size + most > batch.buffer.capacity:
             while batch is None or not has_room(batch, most, self.memory):

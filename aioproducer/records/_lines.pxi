@@ -72,7 +72,7 @@ cdef int64_t find_text(const char* data, int64_t start, int64_t end, const char*
 
 cdef inline void bound(int64_t* pair, const char* data, int64_t start, int64_t end,
                        const char* null_text, int64_t null_size) noexcept nogil:
-    """Note the bounds of one byte string, or those of null if it is the text that stands for null."""
+    """Note the bounds of one byte string, or the bounds that mean null if it is the text that stands for null."""
     if null_size >= 0 and end - start == null_size and memcmp(data + start, null_text, <size_t>null_size) == 0:
         pair[0] = 0
         pair[1] = -1

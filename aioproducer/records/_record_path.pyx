@@ -196,7 +196,7 @@ cdef class BufferMemory:
     cdef readonly int64_t total
     cdef readonly int64_t available
     cdef public int waiters
-    """The number of `send` calls that wait for memory. Until they are served, no other call gets memory."""
+    """The number of `send` calls that are waiting for memory. Until they are served, no other call gets memory."""
 
     def __init__(self, int64_t total):
         self.total = self.available = total
@@ -224,7 +224,7 @@ DEF LARGEST_SPARE = 256 * 1024
 cdef char* spare_data[SPARE_BUFFERS]
 cdef Py_ssize_t spare_capacity[SPARE_BUFFERS]
 cdef int spares = 0
-cdef Mutex of_spares           # guards the spare buffers, which all event loops of a process share
+cdef Mutex of_spares           # guards the spare buffers, which all event loops in a process share
 
 
 cdef char* allocate(Py_ssize_t* capacity) except NULL:
@@ -232,7 +232,7 @@ cdef char* allocate(Py_ssize_t* capacity) except NULL:
 
     The C allocator returns large blocks to the system and gets them back page by page; this took a tenth of the total
     time. Therefore, blocks that are no longer in use (RecordsBuffer.__dealloc__) are kept, up to 64 MiB (the default
-    of buffer_memory).
+    for buffer_memory).
     """
     global spares
     cdef int i
@@ -269,7 +269,7 @@ cdef void keep_or_free(char* data, Py_ssize_t capacity) noexcept:
 
 
 def spare_memory():
-    """Return the number of bytes that the producers of this process together keep for later batches."""
+    """Return the number of bytes that the producers in this process together keep for later batches."""
     cdef int64_t total = 0
     cdef int i
     lock(&of_spares)
@@ -341,7 +341,7 @@ cdef object _DONE = BatchState.DONE
 
 
 cdef class Batch:
-    """A batch of encoded records of one partition, and the deliveries that have callbacks.
+    """A batch of encoded records for one partition, and the deliveries that have callbacks.
 
     The base class of batch.ProducerBatch, with the states and everything that is used for each single record.
     """
@@ -386,7 +386,7 @@ cdef class Batch:
     """The number of deliveries that were dropped before their result was retrieved."""
     cdef public bint is_due
     """True if the batch is sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a large
-    record, a caller waits for it, or its node is hurried (Accumulator.hurry_node)."""
+    record, a caller is waiting for it, or its node is hurried (Accumulator.hurry_node)."""
     cdef readonly list parts
     """The parts of a batch that was split, (first index, Batch), in ascending order. Each delivery moves to one of
     them."""
@@ -485,7 +485,7 @@ cdef class Batch:
             release_views(views, &key_view, &value_view)
 
     def delivery(self, int index=0, timestamp=None):
-        """Return a new delivery of the record at `index`. By default, its timestamp is that of the batch's first
+        """Return a new delivery of the record at `index`. By default, it has the timestamp of the batch's first
         record."""
         return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
 
@@ -815,7 +815,7 @@ cdef class Delivery:
 
     @property
     def _cancel_message(self):
-        """The `msg` argument of cancel(): asyncio.gather reads it, and anyio recognizes its own cancellations by it."""
+        """The `msg` argument to cancel(): asyncio.gather reads it, and anyio recognizes its own cancellations by it."""
         return self.callbacks if self.state == CANCELLED else None
 
     @property
@@ -1058,7 +1058,7 @@ cdef int schedule_callbacks(Delivery delivery, call_soon=None) except -1:
 # ----------------------------------------------------------------------------------------- queues and topics
 
 cdef class PartitionQueue:
-    """The batches of one partition that are not in flight, oldest first; the last one may be open.
+    """The batches for one partition that are not in flight, oldest first; the last one may be open.
 
     The accumulator owns the queue. The code in this file writes only `tail`.
     """
@@ -1113,7 +1113,7 @@ cdef class Topic:
 
 @cython.final
 cdef class _YieldOnce:
-    """A single-use awaitable that lets the other tasks of the loop run."""
+    """A single-use awaitable that lets the other tasks in the loop run."""
 
     cdef bint taken
 
@@ -1236,7 +1236,7 @@ cdef class RecordPath:
             timestamp_ms: milliseconds since 1970; now if None.
             headers: a list of (str, bytes or None).
             timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
-            key_serializer, value_serializer: the serializers for this record; None for those of the producer.
+            key_serializer, value_serializer: the serializers for this record; None for the producer's.
 
         Returns:
             The Delivery, a future of the RecordMetadata.
@@ -1272,7 +1272,7 @@ cdef class RecordPath:
                             timeout=None, key_serializer=None, value_serializer=None):
         """Send a record and wait for its acknowledgement. The record's batch does not linger.
 
-        Takes the arguments of `send`.
+        Takes the same arguments as `send`.
 
         Raises:
             DeliveryError: the record failed; `outcome` says whether it may be in the log.
@@ -1299,7 +1299,7 @@ cdef class RecordPath:
                  key_serializer=None, value_serializer=None):
         """Put a record into the buffer and return its delivery, without waiting.
 
-        Takes the arguments of `send`.
+        Takes the same arguments as `send`.
 
         Raises:
             BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
@@ -1355,21 +1355,21 @@ cdef class RecordPath:
         return new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
 
     def _serializer_for(self, topic, serializer, field):
-        """Return the UserSerializer of a serializer that was passed to `send`. Producer overrides this."""
+        """Return the UserSerializer for a serializer that was passed to `send`. Producer overrides this."""
 
     def _append(self, Topic topic, value, key, int partition, timestamp_ms, headers, bint is_first_waiter):
         """Append a record to a partition of a known topic. Return None if there is no memory for it now.
 
-        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait for the others.
+        `is_first_waiter`: whether the caller is the first one waiting for memory, so it need not wait for the others.
         """
         return append(self, topic, value, key, partition, timestamp_ms, headers, is_first_waiter)
 
     def _append_rows(self, Topic topic, Rows rows, list refusals, bint is_first_waiter):
-        """Append rows of send_many. Return ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
+        """Append rows from send_many. Return ALL_APPENDED, OTHERS_TURN (call again later) or NO_ROOM.
 
         `refusals`, unless it is None, contains an item for each partition: None if this producer may write to it,
         otherwise the error for its rows.
-        `is_first_waiter`: the caller is the first of those that wait for memory, so it need not wait for the others.
+        `is_first_waiter`: whether the caller is the first one waiting for memory, so it need not wait for the others.
         """
         return append_rows(self, topic, rows, refusals, is_first_waiter)
 
@@ -1522,7 +1522,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 
     if self.memory.waiters and not is_first_waiter:
-        return None                # callers that wait for memory come first
+        return None                # callers that are waiting for memory come first
     batch = queue.tail
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
@@ -1720,7 +1720,7 @@ cdef bint get_view(data, Py_buffer* view, str what) except -1:
 
 
 cdef inline bint holds_bytes(Py_buffer* view) noexcept nogil:
-    """Return whether each item is one byte: format B, b or c of struct, possibly after a byte order (ctypes)."""
+    """Return whether each item is one byte: struct's format B, b or c, possibly after a byte order (as in ctypes)."""
     cdef const char* format = view.format
     if format[0] in (b"<", b">", b"=", b"@", b"!"):
         format += 1
@@ -1735,7 +1735,8 @@ cdef int raise_too_large(RecordPath self, Py_ssize_t size) except -1:
 
 
 cdef Py_ssize_t size_of_headers(headers) except -1:
-    """Return the exact size of the headers with their count. Raise unless they are a list of (str, bytes | None)."""
+    """Return the exact size of the headers, including their count. Raise unless they are a list of (str, bytes |
+    None)."""
     cdef Py_ssize_t size, name_size, value_size, total
     if type(headers) is not tuple:
         raise_no_headers(headers)

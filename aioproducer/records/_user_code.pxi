@@ -67,7 +67,7 @@ cdef class UserSerializer:
         self.takes = takes
 
     def failed(self, topic, error):
-        """Return the SerializationError for an exception of the serializer."""
+        """Return the SerializationError for an exception from the serializer."""
         raise NotImplementedError
 
     def settle(self, topic, result):
@@ -82,7 +82,7 @@ cdef class UserSerializer:
 
 @cython.final
 cdef class Serialization:
-    """The serializers of one record: the value's, then the key's. `run` calls those that were not called yet.
+    """The serializers of one record: the value's, then the key's. `run` calls the ones that have not been called yet.
 
     new_serialization() creates it.
     """
@@ -105,7 +105,8 @@ cdef class Serialization:
         return headers_of(self)
 
     def run(self):
-        """Call the serializers that were not called yet. Return True if all are done, False if one is `waiting`."""
+        """Call the serializers that have not been called yet. Return True if all are done, False if one is
+        `waiting`."""
         return run_serializers(self)
 
     def resume(self, result):
@@ -114,7 +115,7 @@ cdef class Serialization:
         self.keep(self.next_serializer().checked(self.topic, result))
 
     def failed(self, error):
-        """Return the SerializationError for an exception of the serializer that was `waiting`."""
+        """Return the SerializationError for an exception from the serializer that was `waiting`."""
         return self.next_serializer().failed(self.topic, error)
 
     @property

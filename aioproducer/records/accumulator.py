@@ -1,7 +1,8 @@
-"""Keeps the batches that wait to be sent, in one deque per partition, and accounts for the memory that they occupy.
+"""Keeps the batches that are waiting to be sent, in one deque per partition, and accounts for the memory that they
+occupy.
 
 The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
-drains the batches. This module does not touch sockets. Nothing interleaves between two awaits. Callers that wait for
+drains the batches. This module does not touch sockets. Nothing interleaves between two awaits. Callers waiting for
 memory are served first come, first served."""
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ class Accumulator:
         return [queue for queue in self._ready.get(node_id, ()) if queue.retry_at <= now]
 
     def complete_first(self, queue: PartitionQueue) -> ProducerBatch | None:
-        """Return the first batch of a partition, closed and ready to be sent; None while a thread compresses it."""
+        """Return the first batch for a partition, closed and ready to be sent; None while a thread compresses it."""
         batch: ProducerBatch = queue.batches[0]
         if batch.state is BatchState.OPEN:
             self._close(batch)
@@ -278,7 +279,7 @@ class Accumulator:
         return None if batch.is_being_compressed else batch
 
     def take(self, queue: PartitionQueue) -> bool:
-        """Remove the first batch of a partition, to be sent now. Return whether the batch behind it is also due.
+        """Remove the first batch for a partition, to be sent now. Return whether the batch behind it is also due.
 
         If so, the partition is moved behind the others of its node.
         """
@@ -310,13 +311,13 @@ class Accumulator:
             self.compressor.compress_if_quick(batch)
 
     def end_record(self, delivery: Delivery, error: BaseException) -> None:
-        """End one record of a batch that was sent. If it was the last live record, the batch is not sent again."""
+        """End one record in a batch that was sent. If it was the last live record, the batch is not sent again."""
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, False)
         self._abandon_if_empty(batch)
 
     def withdraw(self, delivery: Delivery, error: BaseException) -> None:
-        """End a record that was never sent. If it was the last live record of its batch, the batch ends as well.
+        """End a record that was never sent. If it was the last live record in its batch, the batch ends as well.
 
         If an empty batch did not end, it would occupy memory until a broker can be reached, and flush() and close()
         would wait for it.
@@ -326,7 +327,7 @@ class Accumulator:
         self._drop_if_empty(batch)
 
     def end_records(self, batch: ProducerBatch, first: int, end: int, error: BaseException) -> int:
-        """End the records of a batch from index `first` up to, but not including, `end`, unless they have ended before.
+        """End the records in a batch from index `first` up to, but not including, `end`, unless they have ended before.
 
         The records are withdrawn if the batch was never sent. Returns the number of records that this call ended.
         """
@@ -387,12 +388,12 @@ class Accumulator:
             self._abandon_if_empty(part)
 
     def holds(self, topic: str, partition: int) -> bool:
-        """Return whether records of this partition are buffered or in flight."""
+        """Return whether records for this partition are buffered or in flight."""
         queue = self._queues.get((topic, partition))
         return queue is not None and bool(queue.batches or queue.in_flight)
 
     def hurry_node(self, node_id: int) -> None:
-        """Make the first buffered batch of each partition of this node due."""
+        """For each partition of this node, make the first buffered batch due."""
         for queue in self._filled:
             if queue.node_id == node_id:
                 first: ProducerBatch = queue.batches[0]
@@ -421,7 +422,7 @@ class Accumulator:
         return [other for other in others if other.order > batch.order]
 
     def postpone(self, batch: ProducerBatch, deadline: float) -> None:
-        """Set a new deadline for a batch. The new deadline must be later than that of any other batch."""
+        """Set a new deadline for a batch. The new deadline must be later than any other batch's."""
         batch.deadline = deadline
         self.incomplete.move_to_end(batch)
 
@@ -449,7 +450,7 @@ class Accumulator:
         return found
 
     def close(self) -> None:
-        """Fail the callers that wait for memory, and make everything in the buffer due."""
+        """Fail the callers that are waiting for memory, and make everything in the buffer due."""
         self._closed = True
         self.lock.close()
         self._wake.set()
@@ -494,7 +495,7 @@ class Accumulator:
         """Return whether the first batch need not wait for more records.
 
         The batch is due if it is closed (full, built by the user, or sent before) or marked as due (`is_due`), or if
-        all batches are due because a caller waits for memory, flush() or close(). An event that makes a batch due
+        all batches are due because a caller is waiting for memory, flush() or close(). An event that makes a batch due
         also calls _make_ready(), or wakes the sender, which calls it in ready().
         """
         first = queue.batches[0]

@@ -1,7 +1,7 @@
 """The accumulator's lock: decides whose record is appended next while the buffer memory is used up.
 
-If no caller waits and there is room, the compiled path appends at once. The compiled path need not acquire a lock,
-because nothing interleaves between two awaits; it only reads the number of waiting callers. Otherwise callers wait,
+If no caller is waiting and there is room, the compiled path appends at once. The compiled path need not acquire a lock,
+because nothing interleaves between two awaits; it only reads the number of waiting callers. Otherwise, callers wait,
 first come, first served, until memory is returned.
 
 An asyncio.Lock would be too slow, because it wakes one caller at a time. Each caller would append its record and wait
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class AppendLock:
-    """The callers that wait for buffer memory, in order. Used only in the event loop."""
+    """The callers that are waiting for buffer memory, in order. Used only in the event loop."""
 
     def __init__(
         self,
@@ -55,14 +55,15 @@ class AppendLock:
         self._closed = False
 
     def locked(self) -> bool:
-        """Return whether any callers wait. If so, no other record may be appended before theirs.
+        """Return whether any callers are waiting. If so, no other record may be appended before theirs.
 
         The compiled path reads `BufferMemory.waiters`, the number of these callers, instead.
         """
         return bool(self._waiting)
 
     async def append(self, append: Callable[[], T | None], deadline: float, bound: str = "max_block_ms") -> T:
-        """Wait behind the callers that already wait, then call `append` until it finds memory.
+        """Wait behind the callers that are already waiting, then call `append` until there is enough memory for it to
+        succeed.
 
         Args:
             append: a function that returns None as long as there is no memory.

@@ -38,7 +38,7 @@ NO_REFUSALS: Mapping[int, int] = MappingProxyType({})
 
 
 class ProducerBatch(Batch):
-    """Records of one partition that are sent, acknowledged or rejected together."""
+    """Records for one partition that are sent, acknowledged or rejected together."""
 
     __slots__ = (
         "attempts",
@@ -79,7 +79,7 @@ class ProducerBatch(Batch):
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
         self.order = order
-        """The position among all batches of the partition: the number given to the batch when it was opened, and the
+        """The position among all batches for the partition: the number given to the batch when it was opened, and the
         index of its first record in the batch that was split (0 if it is not part of one)."""
         self.created = created
         self.deadline = deadline
@@ -93,7 +93,7 @@ class ProducerBatch(Batch):
         self.rebuilds = 0
         """The number of times that the batch was rebuilt without withdrawn records."""
         self.is_being_compressed = False
-        """True while the batch waits for a thread to copy its large value or to compress its records."""
+        """True while the batch is waiting for a thread to copy its large value or to compress its records."""
         # set when the batch is numbered; from then on the numbers identify its bytes
         self.identity: ProducerIdentity | None = None
         self.first_sequence = -1
@@ -114,8 +114,8 @@ class ProducerBatch(Batch):
         self.broker: int | None = None
         self.flushes: tuple[FlushWait, ...] = ()
         self.is_counted = False
-        """True from the moment before the records are counted by outcome, so that metrics() in another thread does
-        not count them as buffered as well."""
+        """True from just before the records are counted by outcome, so that metrics() in another thread does not also
+        count them as buffered."""
         self.note_unretrieved = note_unretrieved
 
     def enter(
@@ -304,7 +304,7 @@ class ProducerBatch(Batch):
         """End the batch without an error of its own: the records are in the log or, with acks=0, were written to the
         connection.
 
-        Records that have errors of their own, possibly all records of the batch, fail with those errors.
+        Records that have errors of their own, possibly all records in the batch, fail with those errors.
         """
         self._drop_bytes()
         self.complete(base_offset, log_append_time, log_start_offset)

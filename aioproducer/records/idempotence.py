@@ -75,7 +75,7 @@ class Idempotence:
     def sequence_of(
         self, known: PartitionSequence | None, topic_id: UUID, partition: int
     ) -> PartitionSequence:
-        """Return the state of a partition of the topic with this id. The id is zero if the cluster has no topic ids.
+        """Return the state of a partition in the topic with this id. The id is zero if the cluster has no topic ids.
 
         A topic that was re-created under the same name has another id and starts with new state. A topic whose id has
         only just become known keeps its state: restarting at 0 under the same epoch would reuse sequence numbers, and
@@ -104,7 +104,7 @@ class Idempotence:
                 del self._sequences[place]
 
     def may_be_in_flight(self, sequence: PartitionSequence, leader: int, most: int) -> int:
-        """Return how many batches of the partition may be in flight to `leader`.
+        """Return how many batches for the partition may be in flight to `leader`.
 
         The limit is one until the first acknowledgement. A broker without state for the producer accepts any first
         sequence, so if a second batch overtook a rejected first one, the first could never be appended (KAFKA-15591).
@@ -117,7 +117,7 @@ class Idempotence:
         return most if sequence.confirmed_on == (current, leader) else 1
 
     def begin(self, sequence: PartitionSequence) -> None:
-        """Start a new epoch if there is a gap. Call this before numbering, while no batch of the partition is in
+        """Start a new epoch if there is a gap. Call this before numbering, while no batch for the partition is in
         flight."""
         if sequence.has_gap and sequence.identity == self.identity:
             self.bump()
@@ -147,7 +147,7 @@ class Idempotence:
     def note_acknowledged(self, sequence: PartitionSequence, identity: ProducerIdentity, leader: int) -> None:
         if sequence.identity == identity:
             sequence.confirmed_on = (identity, leader)
-            # The broker accepted a later batch of this epoch, so it has all earlier ones.
+            # The broker accepted a later batch in this epoch, so it has all earlier ones.
             sequence.has_gap = False
 
     def note_given_up(self, sequence: PartitionSequence, identity: ProducerIdentity) -> None:

@@ -31,7 +31,7 @@ class PartitionChoice:
         """The TopicInfo of each topic, its partitions, and those that are available."""
 
     def partition_for(self, info: TopicInfo, key: bytes | None) -> int:
-        """Return the partition of a record with this key, or COMPILED_PATH_CHOOSES.
+        """Return the partition for a record with this key, or COMPILED_PATH_CHOOSES.
 
         Raises:
             InvalidRecordError: the user's partitioner chose a partition that does not exist, or raised an exception

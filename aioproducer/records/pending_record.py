@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class PendingRecord:
-    """A record that waits to be appended. `delivery` is set once the record is in the buffer, even if the caller was
-    cancelled."""
+    """A record that is waiting to be appended. `delivery` is set once the record is in the buffer, even if the caller
+    was cancelled."""
 
     __slots__ = (
         "deadline",
@@ -46,7 +46,7 @@ class PendingRecord:
         self.of_key = of_key
         """The serializers of the value and of the key."""
         self.serialization: Serialization | None = None
-        """The state of the serializers; None if none was called yet."""
+        """The state of the serializers; None if none has been called yet."""
         self.transaction = 0
         """The number of the transaction to which the record belongs."""
         self.deadline = math.inf

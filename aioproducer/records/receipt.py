@@ -43,10 +43,10 @@ class Receipt:
         """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """The waits for all rows that are in progress; the call's timeout ends them."""
+        """The waits in progress for all rows; the call's timeout ends them."""
 
     def __len__(self) -> int:
-        """Return the number of rows of the call."""
+        """Return the number of rows in the call."""
         return self._rows.count
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Receipt:
         )
 
     def call_when_done(self, callback: Callable[[dict[int, BaseException]], None]) -> None:
-        """Call `callback` with the errors of the rows when every row has its result. Such a callback does not count
+        """Call `callback` with the rows' errors when every row has its result. Such a callback does not count
         as retrieving the errors."""
 
         def tell(_: object) -> None:
@@ -212,7 +212,7 @@ def parts_of(span: Span) -> Iterator[tuple[Batch, int, int]]:
 
 
 def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
-    """Return the batches in which a record of these spans has no result yet."""
+    """Return the batches in which a record in these spans has no result yet."""
     pending: dict[ProducerBatch, None] = {}
     for span in spans:
         for batch, first, count in parts_of(span):

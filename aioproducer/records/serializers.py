@@ -40,7 +40,7 @@ Each may be async."""
 
 
 class BoundSerializer(UserSerializer):
-    """A serializer of the user for one field, "value" or "key". The constructor decides how the serializer is called.
+    """A user's serializer for one field, "value" or "key". The constructor decides how the serializer is called.
 
     A callable gets `(value, context)` if its second positional parameter is required or is named `ctx` or `context`.
     Every other callable gets `(value)`, including one without a signature. None is never serialized.
@@ -62,7 +62,7 @@ class BoundSerializer(UserSerializer):
         return f"{self.field}_serializer {qualified_name(self.serializer)}"
 
     def failed(self, topic: str, error: Exception) -> SerializationError:
-        """Return the SerializationError for an exception of the serializer."""
+        """Return the SerializationError for an exception from the serializer."""
         text = _text_of(error)
         return SerializationError(
             f"the {self} raised {type(error).__name__}{_for(topic)}{': ' if text else ''}{text}; nothing was buffered",
@@ -107,7 +107,7 @@ class BoundSerializer(UserSerializer):
 
 
 class _Started:
-    """The remainder of a coroutine that has been started and waits for `awaited`."""
+    """The remainder of a coroutine that has been started and is waiting for `awaited`."""
 
     def __init__(self, coroutine: Any, awaited: object) -> None:
         self._coroutine = coroutine
@@ -142,7 +142,7 @@ class _Started:
 
 
 async def finish(serialization: Serialization) -> None:
-    """Run the serializers that were not called yet, and wait for async ones.
+    """Run the serializers that have not been called yet, and wait for async ones.
 
     Raises:
         SerializationError: a serializer raised an exception (the `__cause__`) or did not return bytes.
@@ -158,7 +158,7 @@ async def finish(serialization: Serialization) -> None:
 
 
 def finish_now(serialization: Serialization, caller: str) -> None:
-    """Run the serializers that were not called yet, without waiting.
+    """Run the serializers that have not been called yet, without waiting.
 
     Raises:
         SerializationError: as for `finish`.
@@ -187,7 +187,7 @@ class Serializers:
         return self.of_value is None and self.of_key is None
 
     def given(self, serializer: Any, field: str) -> BoundSerializer:
-        """Return the BoundSerializer of a serializer that was passed to `send`.
+        """Return the BoundSerializer for a serializer that was passed to `send`.
 
         Raises:
             InvalidRecordError: the argument is not a serializer.

@@ -120,7 +120,7 @@ class Scram(_Machine):
             username: the name of a SCRAM user of the Kafka cluster, or the id of a delegation token.
             password: the password, or the token's HMAC.
             nonce: printable characters without a comma; unpredictable and never used before.
-            token_auth: the user name and the password are those of a delegation token (KIP-48).
+            token_auth: whether the user name and the password belong to a delegation token (KIP-48).
 
         Raises:
             AuthenticationError: the user name or the password can't be sent.

@@ -543,7 +543,7 @@ _OTHER_NAME = (
 )
 _CERTIFICATE_HINTS = {
     2: _UNKNOWN_ISSUER,
-    9: "compare the clocks of this machine and of the broker",
+    9: "compare this machine's clock with the broker's",
     10: "the broker needs a new one",
     18: _UNKNOWN_ISSUER,
     19: _UNKNOWN_ISSUER,

@@ -65,8 +65,7 @@ class OidcTokenProvider:
             audience: the audience of the token, for endpoints that require one.
             url_encode: encode the id and the secret before they are joined. RFC 6749 requires this encoding, but many
                 servers do not expect it.
-            authorities: the trusted certificates, as PEM text or as the path of a PEM file; by default, those of the
-                system.
+            authorities: the trusted certificates, as PEM text or as the path of a PEM file; by default, the system's.
             ssl_context: the context for TLS, used instead of `authorities`.
             connect_timeout: the time limit for connecting, in seconds.
             read_timeout: the time limit for each read, in seconds.
@@ -151,7 +150,7 @@ class OidcTokenProvider:
                     return f"HTTP status {response.status_code}", response.status_code >= 500
                 if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
                     # A thousand bytes can expand to a gigabyte, and httpx decodes everything before it returns a byte.
-                    return "a compressed answer, although the request says Accept-Encoding: identity", False
+                    return "a compressed answer, though the request says Accept-Encoding: identity", False
                 body = b""
                 async for part in response.aiter_raw():
                     body += part
@@ -312,7 +311,7 @@ class GcpTokenProvider:
         """Store the arguments; credentials are looked up later.
 
         Args:
-            account: the e-mail address of the service account; by default, that of the credentials.
+            account: the e-mail address of the service account; by default, the account of the credentials.
             credentials: google-auth's Credentials; by default, `google.auth.default()`.
         """
         self._account = account

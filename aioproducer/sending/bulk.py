@@ -110,7 +110,7 @@ class Bulk(RecordPath):
             batch: a batch from `create_batch`. A batch can be sent only once.
             topic: the name of the topic.
             partition: the number of the partition.
-            timeout: seconds for all records of the batch, including the wait for room; None for delivery_timeout_ms.
+            timeout: seconds for all records in the batch, including the wait for room; None for delivery_timeout_ms.
 
         Raises:
             IllegalStateError: the batch is empty or has already been sent.
@@ -165,7 +165,7 @@ class Bulk(RecordPath):
                     self._interceptors.watch(delivery.batch.delivery(index), record)
 
     def _intercepted(self, rows: list[Row], topic: str, partition: int) -> list[ProducerRecord]:
-        """Return the records of a batch as the interceptors return them."""
+        """Return the records in a batch as the interceptors return them."""
         return [
             self._interceptors.on_send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers))
             for value, key, timestamp_ms, headers in rows
@@ -177,7 +177,7 @@ class Bulk(RecordPath):
         for record in records:
             if record.topic != topic or record.partition not in (None, partition):
                 raise InvalidRecordError(
-                    f"an interceptor returned a record for {record.topic}-{record.partition}; the records of a batch "
+                    f"an interceptor returned a record for {record.topic}-{record.partition}; the records in a batch "
                     f"that was built by hand stay together in {topic}-{partition}",
                     argument="interceptors",
                 )
@@ -239,7 +239,7 @@ class Bulk(RecordPath):
     ) -> Receipt:
         """Put many records into the buffer, in order. Waits for metadata, and for room whenever the buffer is full.
 
-        Each column is a list, or Arrow data of any library (an object with `__arrow_c_array__` or
+        Each column is a list, or Arrow data from any library (an object with `__arrow_c_array__` or
         `__arrow_c_stream__`), which is encoded without creating a Python object per row. All columns have the same
         length.
 
@@ -399,7 +399,7 @@ class Bulk(RecordPath):
         """Return the loop time until which a call that begins now may wait, and the name of the limit. The limit is
         max_block_ms, unless `deadline` (set by the call's timeout) is earlier."""
         end = self._loop.time() + self._config.max_block
-        return (deadline, "the timeout of the call") if deadline < end else (end, "max_block_ms")
+        return (deadline, "the call's timeout") if deadline < end else (end, "max_block_ms")
 
 
 def end_of(timeout: float | None, began: float) -> float:

@@ -78,7 +78,7 @@ TRANSITIONS: dict[ProducerState, frozenset[ProducerState]] = {
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """The results of all records of a producer, returned by `close()`."""
+    """The results of all of a producer's records, returned by `close()`."""
 
     delivered: int
     failed: int
@@ -341,7 +341,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._log.error("close() failed; the remaining records fail as well", exc_info=error)
 
     def _report_given_up(self, waited: float) -> None:
-        """Log the records for which the end of an `async with` block did not wait. The block drops the CloseReport,
+        """Log the records that the end of an `async with` block did not wait for. The block drops the CloseReport,
         which would show them."""
         counts: Counter[str] = Counter()
         for batch in self._accumulator.incomplete:

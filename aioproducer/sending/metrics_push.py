@@ -38,7 +38,8 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM
 DEFAULT_INTERVAL = 300.0
 """Seconds between two attempts until a broker has named an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
-"""Seconds between two checks whether a broker has answered. Until one has, no broker can be asked for subscriptions."""
+"""Seconds between two checks of whether a broker has answered. Until one has, no broker can be asked for
+subscriptions."""
 SHORTEST_INTERVAL = 0.1
 """The minimum number of seconds between two pushes, even if a broker asks for a shorter interval."""
 LAST_PUSH = 1.0
@@ -51,7 +52,7 @@ class Subscription(NamedTuple):
 
     id: int
     prefixes: tuple[str, ...]
-    """The prefixes of the names of the wanted metrics."""
+    """The name prefixes of the wanted metrics."""
     interval: float
     """Seconds between two pushes."""
     most_bytes: int
@@ -146,7 +147,7 @@ class MetricsPush:
                 await self._has_instance_id.wait()
         except TimeoutError:
             raise KafkaTimeoutError(
-                f"no broker gave this client an id within {timeout:g} s; the brokers may not collect metrics of clients"
+                f"no broker gave this client an id within {timeout:g} s; the brokers may not collect client metrics"
             ) from None
         assert self._instance_id is not None  # set before the event was set
         return self._instance_id
@@ -238,7 +239,7 @@ class MetricsPush:
                 yield Point(name, value, False, {})
 
     def register(self, name: str, read: Callable[[], float]) -> None:
-        """Push this metric of the user in addition to the producer's own."""
+        """Push this user metric in addition to the producer's own."""
         if not _is_metric_name(name):
             raise InvalidArgumentError(
                 f"the name of a metric must be a str with at least one character, and valid in UTF-8, not {name!r}",

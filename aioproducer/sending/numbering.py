@@ -44,9 +44,9 @@ class Numbering:
         self._wake = core.wake
 
     def prepare(self, queue: PartitionQueue) -> bool:
-        """Return whether the first batch of this partition may be sent now, in addition to those in flight.
+        """Return whether the first batch for this partition may be sent now, in addition to those in flight.
 
-        While no batch of the partition is in flight, prepare() also creates a new sequence if the topic was
+        While no batch for the partition is in flight, prepare() also creates a new sequence if the topic was
         re-created, and begins a new epoch after a gap. It fails batches that can no longer be sent.
         """
         batch: ProducerBatch = queue.batches[0]
@@ -56,7 +56,7 @@ class Numbering:
             # Without sequence numbers, a second batch could overtake a first one that has to be sent again.
             return len(queue.in_flight) < self._most_in_flight
         if queue.in_flight:
-            # A batch is sent again only when no other batch of its partition is in flight.
+            # A batch is sent again only when no other batch for its partition is in flight.
             return (
                 batch.first_sequence < 0
                 and queue.sequence is not None
@@ -94,7 +94,7 @@ class Numbering:
         return batch.state is BatchState.DONE
 
     def _may_join(self, queue: PartitionQueue) -> bool:
-        """Return whether the transaction permits writing records of this partition now."""
+        """Return whether the transaction permits writing records to this partition now."""
         if not self._transaction.may_drain(queue.topic, queue.partition):
             return False
         if self._transaction.is_anothers(queue.topic, queue.partition):

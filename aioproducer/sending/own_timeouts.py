@@ -1,4 +1,4 @@
-"""Ends records whose own timeout (an argument of their call) passes before they have a result."""
+"""Ends records whose own timeout (an argument to their call) passes before they have a result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aioproducer.transactions.state import Transaction, abortable
 from aioproducer.types import Outcome
 
 RECORDS_A_TURN = 4000
-"""The number of records of one call that end in one turn of the event loop, which takes about 2 ms."""
+"""The number of records from one call that end in one turn of the event loop, which takes about 2 ms."""
 
 
 class OwnTimeouts:
@@ -39,7 +39,7 @@ class OwnTimeouts:
     def end_rows_after(
         self, spans: Sequence[Span], timeout: float, began: float, waits: Sequence[FlushWait] = ()
     ) -> None:
-        """End the records of one call `timeout` seconds after the loop time `began`, and then end the waits for these
+        """End the records from one call `timeout` seconds after the loop time `began`, and then end the waits for these
         records."""
         timer = self._loop.call_at(began + timeout, self._end_rows, spans, timeout, waits, 0)
         FlushWait(self._loop, pending_batches(spans)).future.add_done_callback(lambda _: timer.cancel())
@@ -58,7 +58,7 @@ class OwnTimeouts:
     def _end_rows(
         self, spans: Sequence[Span], timeout: float, waits: Sequence[FlushWait], number: int
     ) -> None:
-        """End the records of the spans, starting with the span at index `number`. Each turn of the loop ends about
+        """End the records in the spans, starting with the span at index `number`. Each turn of the loop ends about
         RECORDS_A_TURN records."""
         left = RECORDS_A_TURN
         while number < len(spans) and left > 0:

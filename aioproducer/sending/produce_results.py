@@ -55,7 +55,7 @@ SUCCESS = int(ErrorCode.NONE)
 """The error code of each batch in a response that reports only successes."""
 _STORED = frozenset({Action.SUCCEED, Action.DUPLICATE})
 NOT_VERIFIED = "Unable to verify the partition has been added to the transaction"
-"""The beginning of the message of a NOT_ENOUGH_REPLICAS error whose cause is the transaction, not a lack of
+"""The beginning of the message in a NOT_ENOUGH_REPLICAS error whose cause is the transaction, not a lack of
 replicas."""
 
 
@@ -90,7 +90,7 @@ class ProduceResults:
         once."""
 
     def apply_success(self, batches: list[ProducerBatch], response: Appended, now: float) -> None:
-        """Apply a response that reports success for each batch of a request, and nothing else."""
+        """Apply a response that reports success for each batch in a request, and nothing else."""
         is_simple_success = self._completes_successes and self._transaction.role.is_only_writer
         for number, base_offset, log_append_time, log_start_offset in response.places:
             batch = batches[number]
@@ -114,11 +114,11 @@ class ProduceResults:
         response: ProduceResponse,
         now: float,
     ) -> None:
-        """Apply a broker's response, which must contain each partition of the request and no other.
+        """Apply a broker's response, which must contain each partition in the request and no other.
 
         Args:
             node_id: the broker.
-            batches: the batches of the request.
+            batches: the batches in the request.
             names: the topic names by topic id.
             addressed: the id by which the request addressed each topic, by name; NAMED if it used the name.
             response: the broker's response.
@@ -227,7 +227,8 @@ class ProduceResults:
         return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
     def _learn_leader(self, said: PartitionAnswer) -> bool:
-        """Apply the leader that the answer names, if any (KIP-951). Return whether another broker is now the leader.
+        """Apply the leader hint in the answer, if there is one (KIP-951). Return whether another broker is now the
+        leader.
 
         If the leader is unknown or still the broker that the batch was sent to, request new metadata.
         """
@@ -488,7 +489,7 @@ class ProduceResults:
     def _named(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
     ) -> dict[int, BaseException]:
-        """Return the errors of the records that the broker named, by index in the batch."""
+        """Return the errors for the records that the broker named, by index in the batch."""
         errors: dict[int, BaseException] = {}
         for entry in answer.record_errors or ():
             if 0 <= entry.batch_index < batch.record_count:
@@ -509,7 +510,7 @@ class ProduceResults:
         requires_reinit: bool = False,
         code: int = 0,
     ) -> None:
-        """Fail the records of a batch; their transaction, if any, can no longer be committed."""
+        """Fail the records in a batch; their transaction, if any, can no longer be committed."""
         if batch.identity is not None and batch.queue.sequence is not None:
             self._idempotence.note_given_up(batch.queue.sequence, batch.identity)
             self._transaction.epoch_is_spent = True
@@ -531,7 +532,7 @@ class ProduceResults:
         self._end_behind(batch)
 
     def _count_not_delivered(self, batch: ProducerBatch, count: int) -> None:
-        """Count failed records of a batch, by the outcome of the batch."""
+        """Count failed records in a batch, by the outcome of the batch."""
         topic = self._metrics.topic(batch.queue.topic)
         if batch.outcome is Outcome.UNKNOWN:
             self._metrics.records_unknown += count

@@ -62,7 +62,7 @@ class PartitionAnswer(NamedTuple):
 
 
 def reason_of(batch: ProducerBatch, moment: Moment) -> str:
-    """Return the text of the reason why `moment` ends a batch."""
+    """Return, as text, the reason why `moment` ends a batch."""
     if moment is Moment.BEHIND:
         return str(moment.value)
     return f"delivery timed out: the last error was: {batch.last_error!r}"
@@ -78,7 +78,7 @@ def error_of(
     requires_abort: bool,
     requires_reinit: bool,
 ) -> DeliveryError:
-    """Return the error of `count` records of a batch that was created `elapsed` seconds ago."""
+    """Return the error for `count` records in a batch that was created `elapsed` seconds ago."""
     queue = batch.queue
     where = f"{queue.topic}-{queue.partition}"
     subject, is_ = ("it", "is") if count == 1 else ("they", "are")

@@ -28,8 +28,8 @@ class Rejections:
             )
 
     def note_rows(self, topic: object, errors: Iterable[BaseException]) -> None:
-        """Count the rejected rows of one call. The hooks are called once for each class of error, with the first
-        error of the class."""
+        """Count the rejected rows in one call. The hooks are called once for each class of error, with the first error
+        in the class."""
         first: dict[type, BaseException] = {}
         counts: Counter[type] = Counter()
         for error in errors:

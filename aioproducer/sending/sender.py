@@ -37,7 +37,7 @@ LAST_VERSION_OF_V1 = 11
 """From version 12 on, a broker adds every written partition to the transaction, even if v2 is disabled."""
 MOST_IN_PASS = 1000
 """The maximum number of batches per pass, so that other tasks can run: each batch, and each answer, takes about 10 us
-of the loop's time. The limit does not apply to transactions, because a broker verifies the partitions of one request
+of the loop's time. The limit does not apply to transactions, because a broker verifies the partitions in one request
 together."""
 UNREAD_ANSWER_GRACE = 0.05
 """Seconds to wait for answers that may be unread in a socket."""
@@ -153,8 +153,8 @@ class Sender:
             and node_id not in self._begun
             and not self._transaction.role.is_only_writer
         ):
-            # A broker verifies all partitions of one request together. While it verifies them, it rejects requests
-            # for other partitions of the same transactional id.
+            # A broker verifies all partitions in one request together. While it verifies them, it rejects requests for
+            # other partitions with the same transactional id.
             self._begun.add(node_id)
             self._accumulator.hurry_node(node_id)
         availability = self._accumulator.availability
@@ -194,7 +194,7 @@ class Sender:
     def _produce(
         self, connection: Connection, node_id: int, batches: list[ProducerBatch], now: float
     ) -> None:
-        """Number, seal and write one request with at most one batch of each partition."""
+        """Number, seal and write one request with at most one batch for each partition."""
         topics: dict[str, tuple[str, int, list[ProducerBatch]]] = {}
         transaction = self._transaction
         number = self._numbering.number
@@ -323,14 +323,14 @@ def drain(
     most: int,
     most_bytes: int,
 ) -> tuple[list[ProducerBatch], bool]:
-    """Take at most one batch of each partition that is due for this node. Return the batches, and whether others may
+    """Take at most one batch for each partition that is due for this node. Return the batches, and whether others may
     be left.
 
     Each call continues where the last one stopped, because a partition moves behind the others when its batch is taken.
 
     Args:
         accumulator: the accumulator that contains the batches.
-        prepare: returns whether the first batch of a partition may be sent now (Numbering.prepare).
+        prepare: returns whether the first batch for a partition may be sent now (Numbering.prepare).
         node_id: the broker.
         now: the loop's time.
         most: the maximum number of batches.

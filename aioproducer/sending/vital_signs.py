@@ -103,8 +103,8 @@ class VitalSigns(RecordPath):
         return Ping(node, time.perf_counter() - began)
 
     def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
-        """Return whether records sent now can be expected to arrive. health() sends nothing, so it can be called at any
-        rate.
+        """Return whether records sent now can be expected to arrive. health() sends nothing, so it can be called as
+        often as you like.
 
         Use it for a readiness check, but not for a liveness check: restarting a process does not bring brokers back,
         and loses the records in its buffer.
@@ -236,7 +236,7 @@ class VitalSigns(RecordPath):
         return ""
 
     def _measure(self, window: float | None = None) -> MetricsSnapshot:
-        """Return the current metrics, or those of the last `window` seconds."""
+        """Return the current metrics, or the metrics for the last `window` seconds."""
         if window is not None and not PERIOD <= window <= LONGEST_WINDOW:
             raise ValueError(
                 f"metrics(window=) must be from {PERIOD:g} to {LONGEST_WINDOW:g} seconds, not {window!r}"

@@ -58,7 +58,7 @@ _OPTIONS: dict[str | Tokens, dict[str, str]] = {
         "oauth.read.timeout.seconds": "sasl_login_read_timeout_ms",
     },
 }
-"""Options of a JAAS line that correspond to our settings, by login module or by token source."""
+"""Options in a JAAS line that correspond to our settings, by login module or by token source."""
 
 _FOR_PROVIDERS = {
     Tokens.AWS: {
@@ -76,7 +76,7 @@ _FOR_PROVIDERS = {
         "oauth.ssl.truststore.certificates": "authorities",
     },
 }
-"""Options of a JAAS line that become arguments of a token provider."""
+"""Options in a JAAS line that become arguments for a token provider."""
 
 _WITHOUT_EFFECT = {
     Tokens.AWS: ("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs", "awsAddDefaultProviders"),
@@ -93,7 +93,7 @@ _WITHOUT_EFFECT = {
         "oauth.ssl.truststore.type",
     ),
 }
-"""Options of a JAAS line that have no effect; a warning lists them."""
+"""Options in a JAAS line that have no effect; a warning lists them."""
 
 _INSTEAD = {
     "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
@@ -124,7 +124,7 @@ class _Line(NamedTuple):
     module: str = ""
     settings: Mapping[str, Any] = {}
     arguments: Mapping[str, Secret] = {}
-    """Arguments of a token provider."""
+    """Arguments for a token provider."""
     ignored: tuple[str, ...] = ()
     """Options that have no effect."""
     problem: str = ""

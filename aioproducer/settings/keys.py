@@ -1,4 +1,4 @@
-"""How each key of the Java producer (4.4) and of librdkafka (2.16) is handled: used, translated, noted or rejected.
+"""How each key in the Java producer (4.4) and librdkafka (2.16) is handled: used, translated, noted or rejected.
 
 table.py lists the keys that are names of our settings; this module lists the others. No key is dropped silently: a key
 without effect causes a warning, and a key that cannot safely be ignored causes an error that says what to do
@@ -169,7 +169,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "queuing.strategy": (
         "fifo",
         Fate.REFUSED,
-        "records of a partition are sent in the order of send(); leave it out",
+        "records for a partition are sent in the order of the send() calls; leave it out",
     ),
     "socket.nagle.disable": ("true", Fate.NOTED, "TCP_NODELAY is always on"),
     "socket.keepalive.enable": ("true", Fate.NOTED, "TCP keep-alive is always on"),
@@ -214,7 +214,7 @@ _NOTED: dict[str, str] = {
     "meant for admin clients": "bootstrap.controllers",
     "there is no JMX; call producer.metrics()": """
         auto.include.jmx.reporter metrics.jmx.include metrics.jmx.exclude""",
-    "the operating system sizes the buffers of sockets": """
+    "the operating system sizes socket buffers": """
         send.buffer.bytes receive.buffer.bytes socket.send.buffer.bytes socket.receive.buffer.bytes""",
     "there are no sample windows; compare two results of producer.metrics()": """
         metrics.num.samples metrics.sample.window.ms""",
@@ -274,7 +274,7 @@ _REFUSED: dict[str, str] = {
     "it is a pointer; set ssl_keystore_certificate_chain": "ssl_certificate",
     "it is a pointer; set ssl_keystore_key": "ssl_key",
     "it is a Java class; credentials are settings (sasl_plain_username, sasl_plain_password)": "sasl.login.class",
-    "the Kerberos library renews tickets by itself; set sasl_kerberos_keytab, or run kinit outside the producer": """
+    "the Kerberos library renews tickets automatically; set sasl_kerberos_keytab, or run kinit separately": """
         sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
         sasl.kerberos.ticket.renew.window.factor""",
     _TOKENS: """
@@ -285,7 +285,7 @@ _REFUSED: dict[str, str] = {
         sasl.oauthbearer.assertion.private.key.file sasl.oauthbearer.assertion.private.key.passphrase
         sasl.oauthbearer.assertion.private.key.pem sasl.oauthbearer.assertion.template.file
         sasl.oauthbearer.assertion.jwt.template.file""",
-    "the token endpoint's certificate is verified with the system's store, or that of SSL_CERT_FILE": """
+    "the token endpoint's certificate is verified with the system's store, or with SSL_CERT_FILE": """
         https.ca.location https.ca.pem""",
 }
 

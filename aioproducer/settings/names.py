@@ -48,14 +48,14 @@ _NAMESPACES = {
         status.storage. internal.key.converter internal.value.converter""",
     "meant for Spring": "spring.",
 }
-"""The beginnings of other programs' keys, by the purpose of the keys."""
+"""The beginnings of other programs' keys, by their purpose."""
 _BEGINNINGS = {
     beginning: reason for reason, beginnings in _NAMESPACES.items() for beginning in beginnings.split()
 }
 
 _FIRST_WORDS = {name.partition(".")[0] for name in KEYS} | {name.partition("_")[0] for name in SETTINGS}
 _OWN_PREFIXES = ("producer.", "kafka.")
-"""Prefixes that other programs put before the settings of a producer."""
+"""Prefixes that other programs put before a producer's settings."""
 _NEAR, _VERY_NEAR = 0.7, 0.8
 """The lowest similarity (difflib) at which one name counts as a misspelling of another. The higher value is for an
 application's own names, which may resemble Kafka's by chance."""

@@ -71,7 +71,7 @@ def read_properties(path: Any) -> list[Property]:
 
 
 def _text_of(name: str) -> tuple[str, str]:
-    """Return the text of a file and "", or "" and the reason why the file can't be read."""
+    """Return the text in a file and "", or "" and the reason why the file can't be read."""
     try:
         mode = Path(name).stat().st_mode
         # Reading from a pipe or a device might block forever.

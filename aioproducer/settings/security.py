@@ -38,7 +38,7 @@ warning is enough if they have no effect."""
 
 
 def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> None:
-    """Reject the settings of TLS or of SASL if the protocol does not use them."""
+    """Reject TLS or SASL settings if the protocol does not use them."""
     names = unsettled.given(prefix)
     if not names or prefix.strip("_").upper() in unsettled["security_protocol"]:
         return
@@ -110,7 +110,7 @@ def _look_at_context(unsettled: UnsettledSettings) -> None:
     if others:
         raise unsettled.refused(
             "ssl_context",
-            f"contains all settings of TLS; set {others[0]} there and leave {_list(unsettled, others)} out",
+            f"contains all TLS settings; set {others[0]} there and leave {_list(unsettled, others)} out",
             against=others,
         )
 

@@ -158,7 +158,7 @@ def _setting(
     *,
     field: str | None = None,
 ) -> Setting:
-    """Return one row of the table. As a name in another client, "=" stands for the keyword itself (with dots for Java
+    """Return one row in the table. As a name in another client, "=" stands for the keyword itself (with dots for Java
     and librdkafka). Spaces separate several librdkafka names."""
     dotted = name.replace("_", ".")
     return Setting(
@@ -319,7 +319,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 class SecuritySettings(TypedDict, total=False):
-    """The TLS and SASL settings as arguments of `Producer`. All of them can be left out."""
+    """The TLS and SASL settings as arguments for `Producer`. All of them can be left out."""
 
     security_protocol: str
     ssl_context: ssl.SSLContext | None

@@ -1,4 +1,4 @@
-"""Settings that are not a ProducerConfig yet: each has been checked by itself and has an origin.
+"""Settings that are not a ProducerConfig yet: each has been checked individually and has an origin.
 
 contradictions.py then compares them with each other and derives the rest. All mistakes are collected and raised
 together."""
@@ -23,7 +23,7 @@ class Mistake(NamedTuple):
 
 
 class Mistakes(NamedTuple):
-    """The mistakes of a source, such as a file, before its settings are compared."""
+    """The mistakes in a source, such as a file, before its settings are compared."""
 
     found: tuple[Mistake, ...] = ()
     unclear: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class UnclearError(Exception):
 
 
 class Contradiction(ConfigError):
-    """Settings contradict each other; `between` names them. Keywords override the settings of a source."""
+    """Settings contradict each other; `between` names them. Keywords override the settings from a source."""
 
     between: tuple[str, ...]
 
@@ -75,7 +75,7 @@ class UnsettledSettings:
         Args:
             given: keywords of `Producer`. None means "left out" if None is the default.
             origins: the origin of each setting that was read from a source, not given as a keyword.
-            mistakes: the mistakes of that source.
+            mistakes: the mistakes in that source.
         """
         self.notes: list[str] = []
         """Notes for the operator about defaults that were overridden and settings that have less effect than
@@ -88,7 +88,7 @@ class UnsettledSettings:
         self._parts: dict[str, str] = {}
         """For each setting whose value is part of another setting's value: the name of that other setting."""
         self._dropped: set[str] = set()
-        """Settings of the source that a keyword overrode."""
+        """Settings from the source that a keyword overrode."""
         self._mistakes = list(mistakes.found)
         self._unclear = mistakes.unclear.difference(given)
         for name in SETTINGS:
@@ -169,7 +169,7 @@ class UnsettledSettings:
     # Deriving
 
     def default(self, name: str, value: Any) -> None:
-        """Set the default of a setting that was left out, if the default depends on others."""
+        """Set the default for a setting that was left out, if the default depends on others."""
         self._values[name] = value
 
     def derive(self, name: str, value: Any, because: str) -> None:
@@ -218,7 +218,7 @@ class UnsettledSettings:
         self._mistakes = [mistake for mistake in self._mistakes if mistake.setting != name]
 
     def drop_orphan(self, name: str, needed: Sequence[str]) -> bool:
-        """Drop a setting of the source if a keyword has overridden a setting in `needed`. Return whether it was
+        """Drop a setting from the source if a keyword has overridden a setting in `needed`. Return whether it was
         dropped."""
         is_orphan = name in self._sourced and bool(self._dropped.intersection(needed))
         if is_orphan:
@@ -230,7 +230,7 @@ class UnsettledSettings:
     def attempt(self, check: Callable[[UnsettledSettings], None]) -> bool:
         """Run a check, and collect its error.
 
-        If settings of a source contradict keywords, they are dropped with a note, and the check runs again. If the
+        If settings from a source contradict keywords, they are dropped with a note, and the check runs again. If the
         check needs a setting that itself has a mistake, the check is skipped.
 
         Returns:
@@ -270,7 +270,7 @@ class UnsettledSettings:
         return True
 
     def note_winner(self, winner: str, losers: Sequence[str]) -> None:
-        """Note that a keyword overrides settings of the source."""
+        """Note that a keyword overrides settings from the source."""
         whole = [name for name in losers if self._parts.get(name) not in losers]
         self.notes.append(
             f"the keyword {winner} takes the place of {', '.join(self.named(name) for name in whole)}"
@@ -297,7 +297,7 @@ class UnsettledSettings:
         return self.contradiction(f"{self.said(name)} {problem}", name, value, (name, *against))
 
     def contradiction(self, text: str, name: str, value: Any, between: Sequence[str]) -> ConfigError:
-        """Return the error for settings that contradict each other; keywords override those of a source."""
+        """Return the error for settings that contradict each other; keywords override settings from a source."""
         return Contradiction(text, setting=name, value=value, between=tuple(between))
 
     def place(self, name: str) -> str:

@@ -66,7 +66,7 @@ class Serializing(UserCode):
 
     @property
     def described(self) -> str:
-        return "f(value) -> bytes or an object"
+        return "f(value) -> bytes, or an object with serialize()"
 
 
 @dataclass(frozen=True, slots=True)

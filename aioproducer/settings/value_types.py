@@ -1,6 +1,6 @@
 """The types of setting values: how text is converted, which values are rejected, and how a value is shown.
 
-`parse` converts text (from a file, the environment or another client's configuration) to the value of a keyword
+`parse` converts text (from a file, the environment or another client's configuration) to a value for a keyword
 argument. `check` converts that value to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose
 text is the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a
 value that has no effect."""
@@ -52,7 +52,7 @@ class ValueType:
         return value
 
     def shown(self, value: Any) -> str:
-        """Return a value of ProducerConfig as a user would write it."""
+        """Return a value from ProducerConfig as a user would write it."""
         return str(value)
 
     @property
@@ -409,7 +409,7 @@ class Servers(ValueType):
 
 
 def _server(text: str) -> tuple[str, int]:
-    """Return host and port of an address: `host`, `host:port`, `[v6]:port` or `PROTOCOL://host:port`."""
+    """Return the host and the port of an address: `host`, `host:port`, `[v6]:port` or `PROTOCOL://host:port`."""
     match = re.fullmatch(
         r"(?:[A-Za-z_0-9]+://)?(?:\[([0-9A-Fa-f:.]+(?:%[\w.\-]+)?)\]|([^\s:/@\[\]]+))(?::(\d{1,5}))?", text
     )

@@ -1,8 +1,8 @@
 """Maps the columns of a DataFrame to the parts of Kafka records.
 
 The driver checks the columns. The tasks pass them to the producer in Arrow format, without conversion. Column names,
-types and error messages match those of Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); only the column
-`timestamp` is additional."""
+types and error messages are the same as in Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); only the
+column `timestamp` is additional."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ARGUMENTS = {
     "timestamp": "timestamps",
     "partition": "partitions",
 }
-"""The argument of `send_many` for each column."""
+"""The `send_many` argument for each column."""
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -81,7 +81,7 @@ def _is_headers(found: DataType) -> bool:
 
 
 def arguments_of(rows: pa.Table) -> dict[str, Any]:
-    """Return the columns as arguments of `send_many`, without the topic."""
+    """Return the columns as arguments for `send_many`, without the topic."""
     return {
         ARGUMENTS[name]: rows.column(number)
         for number, name in enumerate(rows.schema.names)
@@ -90,7 +90,7 @@ def arguments_of(rows: pa.Table) -> dict[str, Any]:
 
 
 def by_topic(batches: list[pa.RecordBatch], topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each topic with its rows, in their original order. If `topic` is given, it is the topic of all rows.
+    """Yield each topic with its rows, in their original order. If `topic` is given, it is the topic for all rows.
 
     Raises:
         SinkError: a row has no topic.

@@ -5,7 +5,7 @@
     commit   driver   commits the marker as a consumer group's offset in the same transaction, then sends EndTxn
 
 The marker is the number of the last committed write. The marker and the rows are committed together or not at all, so
-after a crash the marker shows whether a write must be repeated. The broker can't distinguish the attempts of a task,
+after a crash the marker shows whether a write must be repeated. The broker can't distinguish a task's attempts,
 so a second attempt never writes: the whole write is planned again, under another epoch."""
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def plan(options: SinkOptions) -> Plan:
             seconds = producer.config.transaction_timeout
     except KafkaError as error:
         raise SinkError(
-            f"exactly_once: can't begin a transaction of {options.transactional_id!r}: {in_options(str(error))}"
+            f"exactly_once: can't begin a transaction for {options.transactional_id!r}: {in_options(str(error))}"
         ) from error
     return Plan(handle, partitions, marker, begun_at, seconds, writes)
 
@@ -251,14 +251,15 @@ def _marker_of(
 
 
 def _check_disjoint(reports: Sequence[TaskReport]) -> None:
-    """Check that no two tasks wrote to one partition: the broker can drop the rows of one task and report success."""
+    """Check that no two tasks wrote to the same partition: the broker can drop the rows of one task and report
+    success."""
     owners: dict[TopicPartition, int] = {}
     for report in reports:
         for place in sorted(report.written.keys() | report.rivals):
             if place in owners:
                 raise SinkError(
                     f"exactly_once: tasks {owners[place]} and {report.task} have both written to {place.topic}-"
-                    f"{place.partition}; rows of one partition must be in one task: {HELPER}"
+                    f"{place.partition}; all rows of a partition must be in one task: {HELPER}"
                 )
             owners[place] = report.task
 
@@ -350,8 +351,9 @@ def write_exactly_once(
     except SinkError as error:
         if rivals := _rivals(error):
             raise OtherWriterError(
-                f"exactly_once: task {task} found another writer in a partition (or the answer to its first batch was "
-                f"lost{_or_the_topic(options)}); rows of one partition must be in one task: {HELPER}. {error}",
+                f"exactly_once: task {task} wrote to a partition that already had another writer (or the answer to the "
+                f"task's first batch was lost{_or_the_topic(options)}); all rows of a partition must be in one task: "
+                f"{HELPER}. {error}",
                 rivals=rivals,
                 answer=str(error),
             ) from error
@@ -365,7 +367,7 @@ def _why_not(task: int, attempt: int) -> str:
         return f"exactly_once: task {task} does not write, since {SPECULATION}"
     return (
         f"exactly_once: task {task} does not write, since this is attempt {attempt}: an earlier attempt failed, or its "
-        "executor was lost, and Kafka can't distinguish the attempts of a task. Spark's log names the executor and the "
+        "executor was lost, and Kafka can't distinguish a task's attempts. Spark's log names the executor and the "
         f"reason (Lost task {task}.{attempt - 1}). {AGAIN}"
     )
 
@@ -410,10 +412,11 @@ def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task:
 def _with_partitions(
     batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
 ) -> pa.RecordBatch:
-    """Return the rows with a column `partition` that contains only partitions of this task.
+    """Return the rows with a column `partition` that contains only this task's partitions.
 
     Raises:
-        SinkError: a row's partition is missing or not in the transaction, or another task might write to the same one.
+        SinkError: a row's partition is missing or not in the transaction, or another task might write to the same
+            partition.
     """
     names = batch.schema.names
     if "partition" in names:

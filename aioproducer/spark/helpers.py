@@ -122,7 +122,7 @@ def foreach_batch(
         counts.writeStream.outputMode("update").foreachBatch(foreach_batch(options))...start()
 
     Args:
-        options: the options of the sink, except that `delivery` defaults to exactly_once.
+        options: the options for the sink, except that `delivery` defaults to exactly_once.
         app_id: the name that identifies the query in the marker; by default, the query's id in its checkpoint.
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.

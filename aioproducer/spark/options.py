@@ -1,4 +1,4 @@
-"""The options of a write, read and checked on the driver before a task runs.
+"""The options for a write, read and checked on the driver before a task runs.
 
 Spark passes their names in lower case. An option `kafka.<name>` sets the producer's setting with the Java name
 <name>."""
@@ -68,17 +68,17 @@ MISSING = "UNKNOWN_TOPIC_OR_PARTITION"
 TOPIC_WAIT = 10.0
 """Seconds to wait for a topic that the cluster reports as unknown, unless the option kafka.max.block.ms is set."""
 LONGEST_TRANSACTION = "900000"
-"""The brokers' default of transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
+"""The brokers' default for transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The checked options of a write, which Spark sends to the executors. The repr hides all `kafka.` options."""
+    """The checked options for a write, which Spark sends to the executors. The repr hides all `kafka.` options."""
 
     kafka: dict[str, str] = field(repr=False)
     """The producer's configuration, under Java's names."""
     topic: str | None = None
-    """The topic of all rows, or None if the column `topic` names each row's topic."""
+    """The topic for all rows, or None if the column `topic` names each row's topic."""
     topics: tuple[str, ...] = ()
     """The topics of an exactly_once write; the column `topic` chooses one for each row if there are several."""
     exactly_once: bool = False
@@ -96,7 +96,7 @@ class SinkOptions:
     """A file on the driver to which each write adds a line, or an empty string."""
 
     def check_reports(self) -> None:
-        """Check that the directory of the reports exists. Called before anything is written.
+        """Check that the directory for the reports exists. Called before anything is written.
 
         If the directory disappears later, that is only logged, since a finished write must not be repeated.
 
@@ -148,7 +148,7 @@ def in_options(text: str) -> str:
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
-    """Read and check the options of a write.
+    """Read and check the options for a write.
 
     Raises:
         ConfigError: an option is unknown, malformed, missing, or contradicts another one.

@@ -68,18 +68,18 @@ class TaskReport(WriterCommitMessage):
     is_skipped: bool = False
     """True if the write was already committed, so the task did not read its rows."""
     failure: str = ""
-    """The reason why rows were not written, or an empty string. A second attempt of the task would not help."""
+    """The reason why rows were not written, or an empty string. A second attempt at the task would not help."""
     rivals: frozenset[TopicPartition] = frozenset()
     """The partitions in which the task found rows of another writer."""
 
     @classmethod
     def of_failure(cls, task: int, failure: str, **facts: Any) -> TaskReport:
-        """Return the report of a task that wrote nothing that may be committed, with the reason."""
+        """Return the report for a task that wrote nothing that may be committed, with the reason."""
         return cls(task, 0, 0, 0.0, 0, 0.0, failure=failure, **facts)
 
 
 class Totals(NamedTuple):
-    """The totals of all tasks of a write."""
+    """The totals for all tasks of a write."""
 
     rows: int
     bytes: int

@@ -62,7 +62,7 @@ def check_trigger(checkpoint: str) -> None:
 
 
 class _Writer:
-    """Base class of the writers of batches and of streams."""
+    """Base class of the batch and stream writers."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -257,7 +257,7 @@ class KafkaSink(spark.DataSource):
         """
         if overwrite:
             raise ConfigError(
-                'the records of a topic can\'t be overwritten: use mode("append"), not mode("overwrite")',
+                'the records in a topic can\'t be overwritten: use mode("append"), not mode("overwrite")',
                 setting="mode",
                 value="overwrite",
             )
@@ -266,7 +266,8 @@ class KafkaSink(spark.DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:
-        """Return the writer for `df.writeStream`. It raises the errors of `writer`, except that `overwrite` is allowed.
+        """Return the writer for `df.writeStream`. It raises the same errors as `writer`, except that `overwrite` is
+        allowed.
 
         In complete mode (`overwrite`), each batch contains the whole result, and its rows are appended."""
         options = read_options(self.options, is_stream=True)

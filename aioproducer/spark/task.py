@@ -50,10 +50,10 @@ class TaskWriter:
         self._written: dict[TopicPartition, Written] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send the rows of a batch; wait while too many bytes are in flight.
+        """Send the rows in a batch; wait while too many bytes are in flight.
 
         Raises:
-            SinkError: a row of this batch or of an earlier one was not written.
+            SinkError: a row in this batch or in an earlier one was not written.
         """
         self._gathered.append(batch)
         self._gathered_size += batch.nbytes

@@ -35,7 +35,7 @@ def _count(text: str) -> int:
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > _HIGHEST_PORT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a port from 1 to {_HIGHEST_PORT}, or 0 for free ports"
+            f"{text!r} is not a port: pass a number from 1 to {_HIGHEST_PORT}, or 0 to choose free ports"
         )
     return int(text)
 
@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
         "--partitions",
         type=_count,
         default=1,
-        help="number of partitions of topics that are created on demand (default: %(default)s)",
+        help="number of partitions for topics that are created on demand (default: %(default)s)",
     )
     parser.add_argument(
         "--topic",

@@ -48,7 +48,7 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
     """An embedded cluster, new and empty for each test, on the test's event loop.
 
     By default, it has one broker. `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class
-    or its module changes its settings; the marker accepts all settings of `EmbeddedCluster`. Async tests of
+    or its module changes its settings; the marker accepts all settings of `EmbeddedCluster`. Async tests under
     pytest-asyncio and anyio can use the fixture.
     """
     # pytest-asyncio and anyio set up fixtures on different loops, so use the plugin that runs the test.
@@ -153,7 +153,7 @@ def apache_kafka_settings() -> dict[str, Any]:
 def apache_kafka(
     request: pytest.FixtureRequest, apache_kafka_settings: dict[str, Any]
 ) -> Iterator[ApacheKafka]:
-    """A real Apache Kafka, shared by all tests of the session. Give each test its own topics.
+    """A real Apache Kafka, shared by all tests in the session. Give each test its own topics.
 
     Its settings come from the fixture `apache_kafka_settings`. If the extra `aioproducer[kafka]` is missing, the test
     is skipped, except in CI (CI=true), where this is an error. If a test fails, the broker's logs are kept, and the
@@ -186,7 +186,7 @@ def is_ci() -> bool:
 def tell_of_logs(config: pytest.Config, directory: Path) -> None:
     """Make pytest's summary name the directory in which the logs are kept.
 
-    A log message would be attributed to the last test of the session, which may have passed.
+    A log message would be attributed to the last test in the session, which may have passed.
     """
     config.stash.setdefault(_KEPT_LOGS, []).append(directory)
 

@@ -1,7 +1,8 @@
 """RecordingProducer: a Producer without a cluster, for unit tests.
 
-Everything up to the buffer is that of the real producer: checks, interceptors, serializers, partitioner and deliveries.
-Instead of being sent, each record is stored and acknowledged immediately, or fails as specified by the test."""
+Everything up to the buffer works as in the real producer: checks, interceptors, serializers, partitioner and
+deliveries. Instead of being sent, each record is stored and acknowledged immediately, or fails as specified by the
+test."""
 
 from __future__ import annotations
 
@@ -64,13 +65,13 @@ class RecordingProducer(Producer):
     It is a subclass of `Producer` with the same settings. It never waits: it has no linger, no back-pressure and no
     retries, and a delivery has its result when `send` returns it. The first record for a topic creates the topic,
     with `default_partitions` partitions unless `set_partitions` was called for it. With
-    `allow_auto_create_topics=False`, only topics that were passed to `set_partitions` exist. The records of a
+    `allow_auto_create_topics=False`, only topics that were passed to `set_partitions` exist. The records in a
     transaction appear in `sent` when it is committed. Use the embedded cluster for tests that depend on time or on
     brokers.
     """
 
     default_partitions = 1
-    """The number of partitions of a topic for which `set_partitions` was not called."""
+    """The number of partitions in a topic for which `set_partitions` was not called."""
 
     @cached_property
     def sent(self) -> list[SentRecord]:
@@ -79,7 +80,7 @@ class RecordingProducer(Producer):
 
     @cached_property
     def uncommitted(self) -> list[SentRecord]:
-        """The records of the open transaction. A commit moves them to `sent`; an abort removes them.
+        """The records in the open transaction. A commit moves them to `sent`; an abort removes them.
 
         If the producer was attached to a transaction, they stay here, because another producer ends the transaction."""
         return []
@@ -128,7 +129,7 @@ class RecordingProducer(Producer):
     # Instructions from the test
 
     def set_partitions(self, topic: str, count: int) -> None:
-        """Set the number of partitions of a topic, before or after the start.
+        """Set the number of partitions in a topic, before or after the start.
 
         Raises:
             InvalidTopicError: the topic name is invalid.
@@ -156,7 +157,7 @@ class RecordingProducer(Producer):
         """Make the delivery of the next record fail: `send` succeeds, but the record is not added to `sent`.
 
         Args:
-            error: the error of the delivery; None creates a DeliveryError with all its fields.
+            error: the delivery's error; None creates a DeliveryError with all its fields.
             outcome: the outcome of that DeliveryError, if `error` is None.
             topic: the topic whose records fail; by default, any topic.
             count: the number of records, or of manually built batches, that fail.
@@ -335,7 +336,7 @@ def _delivery_error(batch: ProducerBatch, outcome: Outcome) -> DeliveryError:
 
 @dataclass(slots=True)
 class _Mishap:
-    """A failure that the test requested for the next `count` records of one topic, or of any topic."""
+    """A failure that the test requested for the next `count` records for one topic, or for any topic."""
 
     topic: str | None
     count: int

@@ -76,7 +76,7 @@ class Coordinator:
         requests = partial(CoordinatorRequests, core.config, transaction, brokers, core.metrics, core.random)
         self._requests = requests()
         self._questions = requests()
-        """Sends the requests of committed(), which may have to wait until a transaction ends and must not delay its
+        """Sends the requests for committed(), which may have to wait until a transaction ends and must not delay its
         end."""
         self._calls = RunningCalls(core, transaction)
         self.call_watch = self._calls.watch
@@ -227,7 +227,7 @@ class Coordinator:
             transaction.changes_epoch = False
 
     async def _epoch_settled(self, call: str) -> None:
-        """Wait until no new epoch is being taken, so that no request of the transaction contains the old epoch."""
+        """Wait until no new epoch is being taken, so that no request in the transaction contains the old epoch."""
         change = self._calls.running("epoch")
         if change is not None:
             await asyncio.wait([change])
@@ -340,7 +340,7 @@ class Coordinator:
     async def _initialize(self, before: TransactionState) -> None:
         transaction = self._transaction
         if transaction.state is not TransactionState.INITIALIZING:
-            # All requests of the old epoch must be answered before the new one is used.
+            # All requests under the old epoch must be answered before the new one is used.
             self._wake.set()
             await self._settled()
             transaction.move(TransactionState.INITIALIZING)
@@ -541,7 +541,7 @@ class Coordinator:
         transaction.move(TransactionState.READY)
 
     async def _settled(self) -> None:
-        """Wait until no records, partitions or offsets of the transaction are buffered or in flight."""
+        """Wait until no records, partitions or offsets in the transaction are buffered or in flight."""
         await self._accumulator.flush()
         calls = self._calls.others("epoch", "partitions", "offsets", "expiry")
         if calls:

@@ -1,4 +1,4 @@
-"""Builds requests about offsets for a coordinator, and finds the decisive error code of an answer."""
+"""Builds requests about offsets for a coordinator, and finds the decisive error code in an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 def check_is_not_overtaken(offsets: Offsets, group_id: str, doubtful: Offsets) -> None:
-    """Raise KafkaError if an earlier request of the same transaction could be carried out late and overwrite one of
+    """Raise KafkaError if an earlier request in the same transaction could be carried out late and overwrite one of
     these offsets."""
     for (topic, partition), offset in offsets.items():
         before = doubtful.get(TopicPartition(topic, partition), offset)
@@ -57,7 +57,7 @@ def offset_commit(
     offsets: Offsets,
     group: ConsumerGroupMetadata,
 ) -> TxnOffsetCommitRequest:
-    """Return the request that adds offsets of a group to the transaction."""
+    """Return the request that adds a group's offsets to the transaction."""
     topics: dict[str, TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         if topic not in topics:
@@ -117,7 +117,7 @@ def committed_offsets(answer: OffsetFetchResponse) -> dict[TopicPartition, Offse
 
 
 def worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:
-    """Return the most severe error code of an answer to AddPartitionsToTxn; `asked` are the requested partitions."""
+    """Return the most severe error code in an answer to AddPartitionsToTxn; `asked` are the requested partitions."""
     codes = {
         TopicPartition(topic.name, partition.partition_index): partition.partition_error_code
         for topic in response.results_by_topic_v3_and_below
@@ -127,7 +127,7 @@ def worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitions
 
 
 def worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitResponse) -> int:
-    """Return the most severe error code of an answer to TxnOffsetCommit; `asked` are the requested partitions."""
+    """Return the most severe error code in an answer to TxnOffsetCommit; `asked` are the requested partitions."""
     codes = {
         TopicPartition(topic.name, partition.partition_index): partition.error_code
         for topic in response.topics
@@ -137,7 +137,7 @@ def worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitR
 
 
 def worst_of_fetched(asked: Iterable[TopicPartition], response: OffsetFetchResponse) -> int:
-    """Return the most severe error code of an answer to OffsetFetch; `asked` are the requested partitions."""
+    """Return the most severe error code in an answer to OffsetFetch; `asked` are the requested partitions."""
     if response.error_code:
         return response.error_code
     codes = {
@@ -157,7 +157,7 @@ def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPar
     Other codes may be mere consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
 
     Raises:
-        MissingPartitionError: the answer leaves out a partition of the request.
+        MissingPartitionError: the answer leaves out a partition that was in the request.
     """
     missing = [place for place in asked if place not in codes]
     if missing:

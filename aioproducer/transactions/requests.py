@@ -81,7 +81,7 @@ class _TryAgainError(Exception):
 
 
 class CoordinatorRequests:
-    """Sends requests to the coordinators of a transactional id and of groups. Belongs to one event loop."""
+    """Sends requests to the coordinators for a transactional id and for groups. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class CoordinatorRequests:
         self._lock = asyncio.Lock()
         """Held while a request is in progress, so that there is only one at a time."""
         self.written = 0
-        """The number of attempts of the current request that were sent or are about to be sent."""
+        """The number of attempts at the current request that were sent or are about to be sent."""
         self.was_in_doubt = False
-        """True if an attempt of the last request was not answered. The attempt may still be carried out, even after
+        """True if an attempt at the last request was not answered. The attempt may still be carried out, even after
         later requests."""
 
     async def ask(
@@ -120,7 +120,7 @@ class CoordinatorRequests:
 
         Args:
             request: the request.
-            code_of: returns the error code of an answer.
+            code_of: returns the error code in an answer.
             group: the group whose coordinator gets the request; None for the coordinator of the transactional id.
             is_repetition: True if an earlier call sent the same request and got no answer.
             deadline: the loop time after which no attempt begins; by default, max_block_ms from now.

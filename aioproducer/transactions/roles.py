@@ -17,8 +17,8 @@ class Role:
 
     may_write: ClassVar[bool] = True
     is_only_writer: ClassVar[bool] = True
-    """False for a participant: the log may already contain batches of another producer with the same producer id, epoch
-    and sequence numbers."""
+    """False for a participant: the log may already contain batches from another producer with the same producer id,
+    epoch and sequence numbers."""
     asks_leaders: bool = False
     """True if the leader of a partition must be asked for other writers before the first record is sent to it."""
     stays_after_end: ClassVar[bool] = True

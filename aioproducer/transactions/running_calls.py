@@ -128,7 +128,8 @@ class RunningCalls:
             self._leave(name, call)
 
     def _leave(self, name: str, call: asyncio.Task[None]) -> None:
-        """Note that no caller waits for this call. If it succeeds, its result is kept in case the call is repeated."""
+        """Note that no caller is waiting for this call. If it succeeds, its result is kept in case the call is
+        repeated."""
         if not call.done():
             self._abandoned.add(name)
         elif name in _ENDINGS and not call.cancelled() and call.exception() is None:

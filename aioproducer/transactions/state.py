@@ -198,8 +198,8 @@ class Transaction:
         """Raise an error unless the current transaction has this number and a record may be sent now.
 
         Raises:
-            IllegalStateError: another transaction began while a call of `send` waited; the record belongs to the old
-                one.
+            IllegalStateError: another transaction began while a call to `send` was waiting; the record belongs to the
+                old one.
             TransactionError: the transaction has failed.
         """
         self.check_may_send()
@@ -293,7 +293,7 @@ class Transaction:
     # for the sender
 
     def may_drain(self, topic: str, partition: int) -> bool:
-        """Return whether records of this partition may be written now. If the partition has to join the
+        """Return whether records may be written to this partition now. If the partition has to join the
         transaction first, add it to `wanted`."""
         if self.state is _S.NONE:
             return True
@@ -324,7 +324,7 @@ class Transaction:
         return bool(self.wanted) and (self.state in _OPEN or self.state is _S.PARTICIPANT)
 
     def writes_to(self, topic: str, partition: int) -> None:
-        """Note that records of this partition are about to be written. With v2 this adds the partition to the
+        """Note that records are about to be written to this partition. With v2 this adds the partition to the
         transaction."""
         place = TopicPartition(topic, partition)
         self.written[place] = None
@@ -370,7 +370,7 @@ class Transaction:
 
 
 def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbortableError:
-    """Return the error of a transaction that can't be committed because a record failed or a request was rejected."""
+    """Return the error for a transaction that can't be committed because a record failed or a request was rejected."""
     return TransactionAbortableError(
         f"the transaction of {transaction.transactional_id!r} can only be aborted: {cause}",
         transactional_id=transaction.transactional_id,
@@ -381,7 +381,7 @@ def abortable(transaction: Transaction, cause: BaseException) -> TransactionAbor
 def reinit(
     transaction: Transaction, kind: type[TransactionReinitError], reason: str
 ) -> TransactionReinitError:
-    """Return the error of a producer that needs a new epoch."""
+    """Return the error for a producer that needs a new epoch."""
     state = _S.OUTCOME_UNKNOWN if issubclass(kind, CommitOutcomeUnknownError) else _S.REINIT_REQUIRED
     return kind(
         f"{transaction.transactional_id!r}: {reason}; {WAYS_OUT[state]}",

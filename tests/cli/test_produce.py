@@ -566,7 +566,7 @@ async def test_a_password_in_the_arguments_is_warned_of_and_not_shown(cluster):
     )
 
     assert ended.code == 1
-    assert "warning: -X sasl.password: every user of this machine can see the arguments" in ended.err
+    assert "warning: -X sasl.password: every user on this machine can see a command's arguments" in ended.err
     assert "AIOPRODUCER_SASL_PLAIN_PASSWORD" in ended.err
     assert "hunter2" not in ended.err + ended.out
 

@@ -37,7 +37,7 @@ def test_a_secret_in_the_arguments_is_warned_of_and_never_shown(capsys, key):
     with pytest.raises(ConfigError) as raised:
         new_producer(Given(settings=(f"{key}=hunter2", "acks=7")), Screen())
 
-    assert f"warning: -X {key}: every user of this machine can see" in " ".join(
+    assert f"warning: -X {key}: every user on this machine can see" in " ".join(
         capsys.readouterr().err.split()
     )
     assert "hunter2" not in str(raised.value) + repr(raised.value)

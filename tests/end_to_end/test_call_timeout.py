@@ -135,7 +135,7 @@ async def test_the_wait_for_room_is_part_of_the_timeout(settings):
 
         assert asyncio.get_running_loop().time() - began < 2, "max_block_ms is much longer"
         assert {type(error) for error in receipt.errors.values()} >= {BufferTimeoutError}
-        assert "the timeout of the call" in str(receipt.errors[8])
+        assert "the call's timeout" in str(receipt.errors[8])
         assert "max_block_ms" not in str(receipt.errors[8])
         await within(1, receipt.wait())
         assert len(receipt.errors) == 9

@@ -265,7 +265,7 @@ async def play_start() -> None:
             await quick_producer(cluster, **{**SLOW, **timeouts}).start()
 
 
-@scenario("back to the bootstrap servers")
+@scenario("the producer returns to the bootstrap servers")
 async def play_rebootstrap() -> None:
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         await producer.send_and_wait("orders", b"v")
@@ -365,7 +365,7 @@ async def play_split() -> None:
         await asyncio.gather(*[await producer.send("orders", b"v") for _ in range(2)])
 
 
-@scenario("a broker rejects some records of a batch")
+@scenario("a broker rejects some records in a batch")
 async def play_named_records() -> None:
     def name_one(answer: ProduceResponse) -> None:
         for topic in answer.responses:
@@ -436,7 +436,7 @@ async def play_possible_loss() -> None:
         await producer.send_and_wait("orders", b"v")
 
 
-@scenario("the end of a block gives up")
+@scenario("a block ends before all records are acknowledged")
 async def play_end_of_block() -> None:
     async with EmbeddedCluster(1, topics={"orders": 1}) as cluster:
         hold = asyncio.Event()
@@ -471,7 +471,7 @@ async def play_blocking_unclosed() -> None:
     await with_a_blocking_producer(lambda *_: loop_thread.close_all())
 
 
-@scenario("closing it ends with losses", in_real_time=True)
+@scenario("closing a blocking producer loses records", in_real_time=True)
 async def play_blocking_losses() -> None:
     def use(cluster: EmbeddedCluster, producer: blocking.Producer) -> None:
         producer.send_and_wait("orders", b"v")
@@ -510,7 +510,7 @@ async def play_failed_expiry() -> None:
         await asyncio.sleep(150)
 
 
-@scenario("a block of a fenced producer ends")
+@scenario("a fenced producer's block ends")
 async def play_fenced() -> None:
     async with producing(topics={"orders": 1}, transactional_id="tx", **SLOW) as (cluster, producer):
         with contextlib.suppress(ZeroDivisionError):
@@ -520,7 +520,7 @@ async def play_fenced() -> None:
                     raise ZeroDivisionError
 
 
-@scenario("the end of a block cannot abort")
+@scenario("a block cannot abort its transaction")
 async def play_failed_abort() -> None:
     async with producing(topics={"orders": 1}, transactional_id="tx", **SLOW) as (cluster, producer):
         with contextlib.suppress(ZeroDivisionError):
@@ -560,7 +560,7 @@ async def send_one(**settings: Any) -> None:
         await producer.send_and_wait("orders", b"v")
 
 
-@scenario("settings yield to each other")
+@scenario("a setting overrides another setting's default")
 async def play_settings() -> None:
     await send_one(acks=0)
 

@@ -366,7 +366,7 @@ async def test_a_records_own_timeout_bounds_its_wait_for_room_and_is_named():
         error = await error_of(producer.send("t", bytes(LARGE), timeout=50 * MS), 0.5)
 
         assert isinstance(error, BufferTimeoutError)
-        assert "(the timeout of the call)" in str(error)
+        assert "(the call's timeout)" in str(error)
         assert "max_block_ms" not in str(error)
 
 

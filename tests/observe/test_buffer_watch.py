@@ -33,10 +33,11 @@ def test_a_wait_of_a_second_is_a_warning_and_its_end_has_a_line(caplog):
     first, last = caplog.records
     assert (first.levelname, last.levelname) == ("WARNING", "INFO")
     assert (
-        "(4096 bytes, buffer_memory): send has been waiting for 1.0 s, 1 caller waits." in first.getMessage()
+        "(4096 bytes, buffer_memory): send has been waiting for 1.0 s, 1 caller is waiting."
+        in first.getMessage()
     )
     assert last.getMessage().startswith(
-        "[producer orders] the buffer has room again: callers of send waited for up to "
+        "[producer orders] the buffer has room again: calls to send waited for up to "
     )
 
 
@@ -47,7 +48,7 @@ def test_a_long_wait_has_a_line_every_ten_seconds(caplog):
         "11",
         "21",
     ]
-    assert "17 callers wait." in caplog.messages[0]
+    assert "17 callers are waiting." in caplog.messages[0]
 
 
 def test_a_short_wait_has_no_line(caplog):

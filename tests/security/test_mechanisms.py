@@ -292,7 +292,7 @@ async def test_a_mechanism_that_the_broker_does_not_take_is_named_with_those_it_
     ("kind", "told"),
     [
         ("expired", "certificate has expired; the broker needs a new one"),
-        ("not yet valid", "certificate is not yet valid; compare the clocks"),
+        ("not yet valid", "certificate is not yet valid; compare this machine's clock"),
         (
             "wrong host",
             "not valid for '127.0.0.1'.; the name that the client connects to must be in the certificate",

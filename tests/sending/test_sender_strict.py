@@ -80,7 +80,7 @@ async def test_in_gapless_order_a_failed_record_fails_the_later_ones(in_flight):
 
         assert "POLICY_VIOLATION" in str(found[0])
         assert set(outcomes_of(found)) == {Outcome.NOT_PERSISTED}
-        assert all("an earlier record of the same partition has failed" in str(end) for end in found[1:])
+        assert all("an earlier record in the same partition has failed" in str(end) for end in found[1:])
         assert all(end.attempts == 0 for end in found[6:]), "they were never sent"
         assert await offsets(others) == list(range(12)), "other partitions continue"
         assert numbers(cluster, "t", 0) == [0, 1]

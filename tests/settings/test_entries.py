@@ -735,8 +735,8 @@ group.id=orders
     assert lines == [
         f"  {path}:2: linger.ms='soon' must be a number of milliseconds, 0 or more",
         f"  {path}:3: there is no setting lingerms; did you mean linger_ms?",
-        f"  {path}:4: queuing.strategy=lifo can't be used: records of a partition are sent in the order of send(); "
-        "leave it out",
+        f"  {path}:4: queuing.strategy=lifo can't be used: records for a partition are sent in the order of the send() "
+        "calls; leave it out",
         f"  max.request.size ({path}:12) and max.request.size ({path}:13) both set max_request_size, to different "
         "values; keep one",
         f"  acks='5' ({path}:1) is not one of 0, 1, 'all'",

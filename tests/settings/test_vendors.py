@@ -135,7 +135,7 @@ LOADED = {
             "interceptors": (),
         },
         [
-            "send.buffer.bytes ({18}) has no effect: the operating system sizes the buffers of sockets",
+            "send.buffer.bytes ({18}) has no effect: the operating system sizes socket buffers",
             "value.serializer ({20}) has no effect: a schema registry's serializer for Java; send bytes, or pass a "
             "Python function as a keyword argument",
             "schema.registry.url ({21}), auto.register.schemas ({22}), use.latest.version ({23}) and "

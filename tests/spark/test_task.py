@@ -303,7 +303,7 @@ def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, cou
     options, plan = planned(cluster)
     write(options, plan, [placed(0, 10, 0)])
 
-    with pytest.raises(SinkError, match=rf"another writer in a partition.*partition_by_key.*{answer}"):
+    with pytest.raises(SinkError, match=rf"already had another writer.*partition_by_key.*{answer}"):
         write(options, plan, [placed(0, count, 0)])
 
 

@@ -11,7 +11,7 @@ from aioproducer.compat.aiokafka.errors import KafkaConnectionError
 
 
 class BrokerMetadata(NamedTuple):
-    """A broker of the cluster."""
+    """A broker in the cluster."""
 
     nodeId: int  # aiokafka's name
     host: str
@@ -26,7 +26,7 @@ class ClusterMetadata:
         self._producer = producer
 
     def brokers(self) -> set[BrokerMetadata]:
-        """Return the brokers of the cluster."""
+        """Return the brokers in the cluster."""
         return {BrokerMetadata(*node) for node in self._snapshot().nodes.values()}
 
     def broker_metadata(self, broker_id: int) -> BrokerMetadata | None:
@@ -60,7 +60,7 @@ class Client:
         self.cluster = ClusterMetadata(producer)
 
     async def force_metadata_update(self) -> bool:
-        """Ask a broker for the metadata of the cluster. Return whether a broker answered."""
+        """Ask a broker for the cluster's metadata. Return whether a broker answered."""
         try:
             await self._producer.ping()
         except KafkaError:
@@ -69,7 +69,7 @@ class Client:
         return True
 
     async def fetch_all_metadata(self) -> ClusterMetadata:
-        """Ask a broker for the metadata of the cluster, and return it.
+        """Ask a broker for the cluster's metadata, and return it.
 
         Raises:
             KafkaConnectionError: no broker answered.

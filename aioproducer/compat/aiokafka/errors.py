@@ -2,7 +2,7 @@
 
     from aioproducer.compat.aiokafka.errors import KafkaError, KafkaTimeoutError, NotEnoughReplicasError
 
-An error that the compat producer raises is an error of aioproducer, with its fields and its text, and also an instance
+An error that the compat producer raises is an aioproducer error, with its fields and its text, and also an instance
 of the classes that aiokafka's producer would have raised in the same situation; translation.py decides which. Errors
 that concern only consumers or administration can be imported, but are never raised.
 """
@@ -135,7 +135,7 @@ __all__ = [
 
 
 class _AiokafkaError(KafkaError, RuntimeError):
-    """The base of the classes below. All errors of aiokafka are RuntimeErrors."""
+    """The base of the classes below. All aiokafka errors are RuntimeErrors."""
 
 
 class ConsumerStoppedError(Exception):
@@ -201,7 +201,7 @@ class UnrecognizedBrokerVersion(_AiokafkaError):
 
 
 class IncompatibleBrokerVersion(_AiokafkaError):
-    """The broker and this client have no version of a request in common."""
+    """The broker and this client have no request version in common."""
 
 
 class CommitFailedError(_AiokafkaError):

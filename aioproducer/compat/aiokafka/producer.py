@@ -23,9 +23,9 @@ class AIOKafkaProducer:
         from aioproducer.compat.aiokafka import AIOKafkaProducer
         from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
-    It takes aiokafka's settings, and those of `aioproducer.Producer`. A setting that is left out has aioproducer's
-    default. The producer raises aioproducer's errors, which are also instances of the classes that aiokafka would have
-    raised. docs/from-aiokafka.md lists the differences.
+    It takes aiokafka's settings, and the settings of `aioproducer.Producer`. A setting that is left out has
+    aioproducer's default. The producer raises aioproducer's errors, which are also instances of the classes that
+    aiokafka would have raised. docs/from-aiokafka.md lists the differences.
 
     `producer` is the underlying `aioproducer.Producer`, with `health()`, `metrics()`, `send_many()` and the rest.
     """
@@ -198,7 +198,7 @@ class AIOKafkaProducer:
         Raises:
             ProducerFenced: another producer uses the transactional id.
             IllegalOperation: no transaction is open.
-            KafkaError: a record failed; this error is also an instance of the class of the record's error. Call
+            KafkaError: a record failed; this error is also an instance of the class that the record's error has. Call
                 abort_transaction().
         """
         with aiokafka_errors:

@@ -16,7 +16,7 @@ _DEFAULT_LINGER_MS = 5
 
 
 def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Translate keyword arguments of aiokafka's producer into those of aioproducer.Producer.
+    """Translate keyword arguments for aiokafka's producer into arguments for aioproducer.Producer.
 
     Settings of aioproducer that aiokafka does not have are passed on unchanged. If a setting was left out,
     aioproducer's default applies: acks="all" with idempotence, a linger of 5 ms, larger batches.

@@ -1,4 +1,4 @@
-"""Makes each error of aioproducer also an instance of the classes that aiokafka would have raised.
+"""Makes each aioproducer error also an instance of the classes that aiokafka would have raised.
 
 `except` checks the classes that an exception inherits from, so an error gets a class that inherits from its own class
 and from aiokafka's. The class for a combination is created when it is first needed. The error stays the same object,
@@ -150,7 +150,7 @@ _CLASSES: dict[tuple[type[Exception], ...], type[ours.KafkaError]] = {}
 
 
 def _class_of(kind: type[ours.KafkaError], names: tuple[type[Exception], ...]) -> type[ours.KafkaError]:
-    """Return a class that inherits from `kind` and all `names`. Its name is that of the first aiokafka class."""
+    """Return a class that inherits from `kind` and all `names`. It has the name of the first aiokafka class."""
     if (kind, *names) in _CLASSES:
         return _CLASSES[kind, *names]
     # Built-in exceptions come last: their __init__ takes no keyword arguments.

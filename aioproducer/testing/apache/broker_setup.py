@@ -24,7 +24,7 @@ _LINES_WITHOUT_ERRORS = 30
 
 
 class PortReservation:
-    """Ports of 127.0.0.1 that are reserved for the brokers until `release()`, even while a broker is down.
+    """Ports on 127.0.0.1 that are reserved for the brokers until `release()`, even while a broker is down.
 
     On Linux, two sockets can share a port if both allow it and neither listens yet. A bound socket therefore keeps the
     system from assigning its port to another program, or to a client (which could then connect to itself), but the

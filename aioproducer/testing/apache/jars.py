@@ -1,6 +1,6 @@
 """The requirements of a real Kafka: a Java runtime, and the broker's jars, which are fetched into a cache once.
 
-ApacheKafka uses this module. Run as a script, this file fetches the jars of one version with jgo. This happens in a
+ApacheKafka uses this module. Run as a script, this file fetches the jars for one version with jgo. This happens in a
 separate process, which can be killed at any time and keeps jgo's imports and warnings out of the tests.
 """
 
@@ -59,7 +59,7 @@ class ApacheKafkaMissingError(ApacheKafkaError):
 
 @dataclass(frozen=True)
 class JavaRuntime:
-    """A Java runtime with all jars of one version of Kafka."""
+    """A Java runtime with all jars for one version of Kafka."""
 
     executable: str
     class_path: str
@@ -146,7 +146,7 @@ def checked_version(version: str) -> str:
 
 
 def cache_directory() -> Path:
-    """Return the directory of the jars: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory
+    """Return the directory for the jars: AIOPRODUCER_CACHE_DIR, else `aioproducer` in the user's cache directory
     (XDG)."""
     if own := os.environ.get("AIOPRODUCER_CACHE_DIR"):
         return Path(own).expanduser()
@@ -155,7 +155,7 @@ def cache_directory() -> Path:
 
 
 async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
-    """Return the class path of Kafka `version`.
+    """Return the class path for Kafka `version`.
 
     Its jars are fetched if they are not in the cache. Any number of processes may call this at the same time: one of
     them fetches the jars while the others wait. Cancelling ends the fetch and leaves the cache unchanged.
@@ -190,7 +190,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, log: Path) -> None:
     if importlib.util.find_spec("jgo") is None:
         raise ApacheKafkaMissingError(
-            f"the jars of Kafka {version} are not in {jars.parent} and jgo, which would fetch them, "
+            f"the jars for Kafka {version} are not in {jars.parent} and jgo, which would fetch them, "
             f"is not installed: {_INSTALL}"
         )
     scratch = jars.with_name(f"{jars.name}.partial")
@@ -215,7 +215,7 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
             children.kill(fetch)  # has no effect if it has ended
         if exit_code != 0:
             raise ApacheKafkaError(
-                f"the jars of Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
+                f"the jars for Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
                 "Central. Without a network (or behind a proxy that https_proxy does not name), copy the "
                 f"directory {jars.name} there from a machine that has fetched it, or set AIOPRODUCER_CACHE_DIR to a "
                 f"directory that contains it. Output of the fetch:\n{tail(log)}"

@@ -62,7 +62,7 @@ class ApacheNode(NamedTuple):
 
 
 class ApacheKafka:
-    """Real brokers (KRaft) on free ports of 127.0.0.1.
+    """Real brokers (KRaft) on free ports on 127.0.0.1.
 
     Args:
         brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also controllers: while
@@ -76,7 +76,7 @@ class ApacheKafka:
             `ports`, `advertised` and `bootstrap_servers` refer to it. The other listeners get free ports. The
             brokers' own listeners, INTERNAL and CONTROLLER, use plain text: with an authorizer, "super.users" in
             `config` must name "User:ANONYMOUS".
-        jvm_args: Arguments of each broker's JVM. With "-XX:TieredStopAtLevel=1" a broker starts faster, but its peak
+        jvm_args: Arguments for each broker's JVM. With "-XX:TieredStopAtLevel=1" a broker starts faster, but its peak
             speed is lower.
         format_args: Additional arguments for `kafka-storage format`: features, e.g. ("--feature",
             "transaction.version=1"), or users, e.g. ("--add-scram", "SCRAM-SHA-256=[name=alice,password=secret]").
@@ -455,7 +455,7 @@ class ApacheKafka:
                 await self._held.children.wait(process)
 
     async def _end_or_kill(self, brokers: Sequence[ApacheBroker]) -> None:
-        """Wait until brokers have shut down; kill those that wait for controllers that will not answer."""
+        """Wait until brokers have shut down; kill those that are waiting for controllers that will not answer."""
         now = asyncio.get_running_loop().time
         had_quorum_at = now()
         while running := [broker for broker in brokers if broker.running]:

@@ -20,7 +20,7 @@ from pathlib import Path
 _KILL_WAIT = 10.0
 """Seconds within which a killed process must end."""
 _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
-"""A prefix of a command: a shell that waits for a line of input and then becomes the command that follows.
+"""A prefix for a command: a shell that waits for a line of input and then becomes the command that follows.
 
 The shell ends if its input is closed before that."""
 _POLL = 0.02

@@ -49,7 +49,7 @@ class Resources:
                 self._discard_directory()
 
     def release_but_logs(self, brokers: Sequence[ApacheBroker]) -> str | None:
-        """Release everything except configuration and logs. Return a sentence that names the directory of the logs.
+        """Release everything except configuration and logs. Return a sentence that names the directory with the logs.
 
         If there are no logs, release everything and return None.
         """

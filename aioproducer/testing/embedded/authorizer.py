@@ -163,7 +163,7 @@ def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
 def added_partition_refusals(
     context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Return the errors of an AddPartitionsToTxn request; if one partition can't be added, none is.
+    """Return the errors for an AddPartitionsToTxn request; if one partition can't be added, none is.
 
     Partitions that can't be added get TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION, the others
     OPERATION_NOT_ATTEMPTED. The result is empty if all partitions can be added.

@@ -1,4 +1,4 @@
-"""Authentication of clients: TLS, SASL and the expiry of sessions, as in Kafka's brokers.
+"""Client authentication: TLS, SASL and the expiry of sessions, as in Kafka's brokers.
 
     security = Security(mechanisms=["SCRAM-SHA-256"], users={"alice": "secret"}, session_lifetime=5.0)
     async with EmbeddedCluster(security=security) as cluster: ...
@@ -76,7 +76,7 @@ class Security:
             session_lifetime: Seconds within which a connection must re-authenticate (KIP-368); 0: no limit. If there is
                 a limit, a session also ends when its OAUTHBEARER token expires.
             session_slack: Extra seconds before a connection is closed, for tests on slow machines.
-            iterations: The iteration count of SCRAM.
+            iterations: The iteration count for SCRAM.
             tamper: A function that is called with the number (from 0) and the bytes of each SASL response, and returns
                 the bytes to send instead.
             clock: A function that returns the seconds since 1970. It is used to check whether a token has expired.

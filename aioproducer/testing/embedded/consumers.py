@@ -1,4 +1,4 @@
-"""The handlers of requests about the contents of logs: Fetch, ListOffsets and DescribeProducers.
+"""The handlers for requests about the contents of logs: Fetch, ListOffsets and DescribeProducers.
 
 They suffice for consumers that assign partitions to themselves; consumers can't join groups.
 """

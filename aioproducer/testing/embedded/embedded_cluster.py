@@ -73,7 +73,7 @@ class EmbeddedCluster(Inspection):
             port: The first broker's port; the others use the ports after it. 0 lets the system choose each port.
             topics: Topics to create at the first start, with their numbers of partitions.
             auto_create: Whether to create a missing topic when a client requests its metadata and allows its creation.
-            default_partitions: The number of partitions of a topic that is created without a partition count.
+            default_partitions: The number of partitions for a topic that is created without a partition count.
             replication_factor: The number of replicas of a partition; None: 3, or the number of brokers if it is lower.
             min_insync_replicas: The number of replicas that must be in sync for acks=all.
             max_message_bytes: The maximum size of a batch, in bytes.
@@ -137,7 +137,7 @@ class EmbeddedCluster(Inspection):
         self.transactions = TransactionCoordinator(
             self, min(transaction_version, release.transaction_version)
         )
-        """The state of transactional ids, and the scripted faults of their transactions."""
+        """The state of transactional ids, and the scripted faults for their transactions."""
         self.groups = GroupCoordinator(self)
         """The offsets of consumer groups."""
         self.cluster_id = urlsafe_b64encode(self._uuid().bytes).decode().rstrip("=")
@@ -314,7 +314,7 @@ class EmbeddedCluster(Inspection):
                 partition.start_fetching(node)
 
     async def close_connections(self, node: int) -> None:
-        """Cut all connections of a broker. The broker keeps running."""
+        """Cut all connections to a broker. The broker keeps running."""
         await self.broker(node).close_connections()
 
     # Topics
@@ -336,7 +336,7 @@ class EmbeddedCluster(Inspection):
             config: Topic settings by Kafka's names, such as max.message.bytes or min.insync.replicas.
 
         Raises:
-            ValueError: the topic exists, its name collides with that of another topic, or its name, a number or its
+            ValueError: the topic exists, its name collides with another topic's, or its name, a number or its
                 config is invalid.
         """
         count = self.default_partitions if partitions is None else partitions
@@ -380,7 +380,7 @@ class EmbeddedCluster(Inspection):
         self.groups.forget_topic(name)
 
     def add_partitions(self, name: str, count: int) -> None:
-        """Increase the number of partitions of a topic to `count`. Raises ValueError if it already has that many."""
+        """Increase the number of partitions in a topic to `count`. Raises ValueError if it already has that many."""
         topic = self.topics[name]
         have = len(topic.partitions)
         if count <= have:

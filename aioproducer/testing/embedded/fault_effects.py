@@ -26,7 +26,7 @@ def strike(
     """Move leaders, freeze the broker or take it down.
 
     Args:
-        cluster: The cluster of the broker.
+        cluster: The broker's cluster.
         node: The broker that has read the request.
         faults: The faults that the request has met.
         targets: The topics and partitions that the request names.

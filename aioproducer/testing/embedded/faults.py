@@ -143,7 +143,7 @@ class FaultScript:
             error: The error code for the affected partitions or topics, or for the whole request. Unless `after_append`
                 is set, the broker does nothing else for them.
             after_append: Carry out the request first; then respond with `error`, move leaders, freeze or go down. With
-                `error`, it is allowed only for Produce and for the requests of transactions.
+                `error`, it is allowed only for Produce and for transactional requests.
             drop_before: Close the connection instead of serving the request.
             hold_before: Serve the request only once this event is set, even if the client has closed its connection by
                 then. This simulates a request that is delayed and arrives after records that were sent later.
@@ -165,8 +165,8 @@ class FaultScript:
             freeze_for: The broker that has read the request freezes for that many seconds; with math.inf, until
                 `EmbeddedCluster.thaw_broker`.
             node: Only requests to this broker.
-            topic: Only requests for this topic; other topics of the same request are served.
-            partition: Only this partition; other partitions of the same request are served.
+            topic: Only requests for this topic; other topics in the same request are served.
+            partition: Only this partition; other partitions in the same request are served.
             skip: Let that many matching requests pass first. With skip=2, the third one fails.
             count: The number of requests that fail.
 
@@ -211,7 +211,7 @@ class FaultScript:
             value = getattr(fault, name)
             if value is not None and self._brokers is not None and not 0 <= value < self._brokers:
                 raise ValueError(
-                    f"{name}={value} is not a broker of this cluster; the node ids are 0 to {self._brokers - 1}"
+                    f"{name}={value} is not a broker in this cluster; the node ids are 0 to {self._brokers - 1}"
                 )
 
     def clear(self) -> None:
@@ -219,7 +219,7 @@ class FaultScript:
         self._faults.clear()
 
     def take(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> list[Fault]:
-        """Return the faults that apply to a request; of faults with overlapping targets, only the first applies."""
+        """Return the faults that apply to a request; if faults have overlapping targets, only the first applies."""
         taken: list[Fault] = []
         for fault in self:
             if not fault.fits(api_key, node, targets):

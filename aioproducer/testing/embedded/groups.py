@@ -76,7 +76,7 @@ class GroupCoordinator:
         self._states.release_loading()
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
-        """Return the committed offsets of a group, without those of open transactions."""
+        """Return a group's committed offsets, without offsets from open transactions."""
         partition = self.partition_of(group)
         state = self._states.loaded(partition)
         if state is None:
@@ -110,7 +110,7 @@ class GroupCoordinator:
         return self._states.partition_of(group)
 
     def offsets_at(self, node: int, group: str) -> GroupOffsets:
-        """Return broker `node`'s state of the group's partition.
+        """Return broker `node`'s state for the group's partition.
 
         Raises:
             TransactionRefused: the broker is not the coordinator, or is still reading the log.

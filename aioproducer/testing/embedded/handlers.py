@@ -1,4 +1,4 @@
-"""The handler function of each API, and the topics that a request names.
+"""The handler function for each API, and the topics that a request names.
 
 The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
 `offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them, for one request at a time on

@@ -25,7 +25,7 @@ class Inspection:
     def __init__(self) -> None:
         self.topics: dict[str, EmbeddedTopic] = {}
         self.requests: deque[SeenRequest] = deque(maxlen=_REQUESTS_KEPT)
-        """The latest requests that the brokers have read, except for requests of an unsupported version."""
+        """The latest requests that the brokers have read, except for requests with an unsupported version."""
         self._topics_by_id: dict[UUID, EmbeddedTopic] = {}
         self._seen = asyncio.Event()
 
@@ -43,17 +43,17 @@ class Inspection:
         return self.partition(topic, partition).log
 
     def batches(self, topic: str, partition: int) -> list[LogBatch]:
-        """Return the batches of a partition, in order."""
+        """Return the batches in a partition, in order."""
         return list(self.log(topic, partition).batches)
 
     def records(self, topic: str, partition: int | None = None, *, committed: bool = False) -> list[Record]:
-        """Return the decoded records of a partition, or of all partitions, one after another.
+        """Return the decoded records in a partition, or in all partitions, one after another.
 
         Args:
             topic: The topic name.
             partition: The partition; None: all partitions.
             committed: Return only the records that a consumer with isolation.level=read_committed would receive: no
-                records of open or aborted transactions, and none after the first record of an open transaction.
+                records from open or aborted transactions, and none after the first record of an open transaction.
         """
         parts = self.topics[topic].partitions if partition is None else [self.partition(topic, partition)]
         # The first batch can begin below the log start offset.
@@ -67,7 +67,7 @@ class Inspection:
     # Requests
 
     def requests_of(self, api_key: ApiKey, node: int | None = None) -> list[SeenRequest]:
-        """Return the requests of one API that the brokers have read, or that broker `node` has read."""
+        """Return the requests for one API that the brokers have read, or that broker `node` has read."""
         return [
             seen
             for seen in self.requests
@@ -77,7 +77,7 @@ class Inspection:
     async def wait_for_requests(
         self, api_key: ApiKey, count: int = 1, node: int | None = None
     ) -> list[SeenRequest]:
-        """Wait until brokers have read `count` requests of one API in total. Wrap the call in asyncio.timeout()."""
+        """Wait until brokers have read `count` requests for one API in total. Wrap the call in asyncio.timeout()."""
         while len(found := self.requests_of(api_key, node)) < count:
             self._seen.clear()
             await self._seen.wait()

@@ -97,7 +97,7 @@ class LogAppendInfo(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class VerificationGuard:
-    """Permission to append the first batch of a transaction.
+    """Permission to append the first batch in a transaction.
 
     The guard is created before the coordinator is asked, and becomes invalid when a marker for its producer is appended
     (Kafka's VerificationStateEntry)."""
@@ -110,7 +110,7 @@ class VerificationGuard:
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
-"""The guard of a broker that does not verify transactions, as in all releases before 3.6."""
+"""The guard for a broker that does not verify transactions, as in all releases before 3.6."""
 
 
 class PartitionLog:
@@ -212,7 +212,7 @@ class PartitionLog:
         return guard
 
     def _check_transaction(self, header: BatchHeader, guard: VerificationGuard | None) -> None:
-        """Reject a non-transactional batch during a transaction, and the first batch of an unverified transaction."""
+        """Reject a non-transactional batch during a transaction, and the first batch in an unverified transaction."""
         producer_id = header.producer_id
         if self.has_open_transaction(producer_id, header.producer_epoch):
             if not header.is_transactional:
@@ -268,7 +268,7 @@ class PartitionLog:
         return found
 
     def records(self) -> list[Record]:
-        """Return every record of the log, decoded, without transaction markers."""
+        """Return every record in the log, decoded, without transaction markers."""
         return [record for batch in self.batches if not batch.header.is_control for record in batch.records()]
 
     def committed_records(self, high_watermark: int) -> list[Record]:
@@ -374,11 +374,11 @@ class ProducerStateEntry:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that the next batch of this epoch must have; 0 for the first batch."""
+        """The sequence that the next batch in this epoch must have; 0 for the first batch."""
         return _next_sequence(self.batches[-1].last_sequence) if self.batches else 0
 
     def find_duplicate(self, header: BatchHeader) -> RememberedBatch | None:
-        """Return the remembered batch of the same epoch with exactly the same first and last sequence."""
+        """Return the remembered batch from the same epoch with exactly the same first and last sequence."""
         if header.producer_epoch == self.epoch:
             wanted = header.base_sequence, _last_sequence(header)
             for batch in self.batches:

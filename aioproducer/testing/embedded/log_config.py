@@ -135,7 +135,7 @@ class LogConfig:
     min_insync_replicas: int = 1
     segment_bytes: int = 1024 * 1024 * 1024
     is_before_4: bool = False
-    """True for a topic of a release before Kafka 4.0; such topics have more settings. This field itself is not a
+    """True for a topic in a release before Kafka 4.0; such topics have more settings. This field itself is not a
     setting."""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The handlers of requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
+"""The handlers for requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
 The docstring of each handler lists the changes by version of its API. These requests change the cluster only by
 creating topics: CreateTopics and Metadata create the requested topics, and FindCoordinator creates the internal ones.
@@ -40,7 +40,7 @@ BROKER_DEFAULT = -1
 """The value in CreateTopics that stands for the broker's default number of partitions or replicas."""
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
-"""The resource type of each key type of FindCoordinator."""
+"""The resource type for each key type in FindCoordinator."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 

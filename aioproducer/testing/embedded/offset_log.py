@@ -72,12 +72,12 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._committed: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        # The offsets of open transactions by producer id, in the order in which they were written.
+        # The offsets in open transactions by producer id, in the order in which they were written.
         self._pending: dict[int, dict[tuple[str, TopicPartition], CommittedOffset]] = {}
         self._next_offset = 0
 
     def catch_up(self, log: PartitionLog, high_watermark: int) -> GroupOffsets:
-        """Read the new replicated records of the log, and return self."""
+        """Read the new replicated records in the log, and return self."""
         for batch in log.batches_from(self._next_offset):
             if batch.last_offset >= high_watermark:
                 break

@@ -1,4 +1,4 @@
-"""The handlers of requests about the offsets of groups: TxnOffsetCommit and OffsetFetch.
+"""The handlers for requests about group offsets: TxnOffsetCommit and OffsetFetch.
 
 The docstring of each handler lists the changes by version of its API.
 """
@@ -92,7 +92,7 @@ async def _committed(
     request: TxnOffsetCommitRequest,
     parts: Mapping[TopicPartition, TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition],
 ) -> dict[TopicPartition, ErrorCode]:
-    """Commit the valid offsets; return the error codes of the others. Raises TransactionRefused."""
+    """Commit the valid offsets; return the error codes for the others. Raises TransactionRefused."""
     groups = context.cluster.groups
     if not request.group_id:
         raise TransactionRefused(ErrorCode.INVALID_GROUP_ID)
@@ -209,7 +209,7 @@ def _described_offset(
 def _as_one_group(
     group: OffsetFetchResponse.OffsetFetchResponseGroup, wanted: Mapping[str, list[int]], version: int
 ) -> OffsetFetchResponse:
-    """Return the response for versions up to 7. Version 1 repeats an error of the group for each partition."""
+    """Return the response for versions up to 7. In version 1, a group error is repeated for each partition."""
     topics = group.topics
     if group.error_code and version < 2:
         topics = [

@@ -1,4 +1,4 @@
-"""The handler of Produce, which checks each batch, appends it to its partition, and acknowledges it.
+"""The handler for Produce, which checks each batch, appends it to its partition, and acknowledges it.
 
 The checks are in the same order as in Kafka's KafkaApis and ReplicaManager. An error in one partition does not affect
 the others. `validation` checks the batch itself, and the log checks the producer's sequences.
@@ -40,7 +40,7 @@ class _Wanted(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A batch in the leader's log, and the response that waits for its replication."""
+    """A batch in the leader's log, and the response that is waiting for its replication."""
 
     partition: Partition
     appended: LogAppendInfo
@@ -63,8 +63,8 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
         answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
         answers[target[:2]][target[2]] = _append(context, request, wanted.pop(target), target[2], written)
-    # If a request names a partition twice, Kafka appends the last batch and answers once. If a batch of the
-    # partition was rejected before the append, the response contains its error.
+    # If a request names a partition twice, Kafka appends the last batch and answers once. If a batch for the partition
+    # was rejected before the append, the response contains its error.
     for target, answer in refused.items():
         answers[target[:2]][target[2]] = answer
     if request.acks == -1:
@@ -87,7 +87,7 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
 async def _sorted_out(
     context: RequestContext, request: ProduceRequest, answers: dict[_TopicKey, dict[int, _Answer]]
 ) -> tuple[dict[_Target, _Wanted], dict[_Target, _Answer]]:
-    """Return the batches to append, and the errors of the other partitions (KafkaApis.handleProduceRequest).
+    """Return the batches to append, and the errors for the other partitions (KafkaApis.handleProduceRequest).
 
     The record bytes are removed from the request. `answers` gets an entry for each partition, in order.
     """
@@ -135,7 +135,7 @@ def _found(
 def _append(
     context: RequestContext, request: ProduceRequest, wanted: _Wanted, index: int, written: list[_Written]
 ) -> _Answer:
-    """Append the batch of one partition, or return the error."""
+    """Append the batch for one partition, or return the error."""
     partition = wanted.partition
     answer = _Answer(index=index)
     try:

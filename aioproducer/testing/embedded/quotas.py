@@ -26,7 +26,7 @@ class Quota(NamedTuple):
     producer_byte_rate: float | None = None
     """The bytes of Produce requests per second."""
     request_percentage: float | None = None
-    """The percentage of one request thread's time; 200 is the time of two threads."""
+    """The percentage of one request thread's time; 200 is two threads' time."""
 
 
 class Rate:

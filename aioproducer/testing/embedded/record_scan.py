@@ -1,4 +1,4 @@
-"""One pass over the records of a batch, as in a leader: it checks their format and collects their properties.
+"""One pass over the records in a batch, as in a leader: it checks their format and collects their properties.
 
 Keys, values and headers are skipped, not read. This pass is most of the work that the embedded cluster does for each
 record, so it is written as one loop.
@@ -36,7 +36,7 @@ class ScannedRecords(NamedTuple):
 
 
 def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
-    """Step through the records of a batch.
+    """Step through the records in a batch.
 
     Args:
         payload: All bytes after the header, unpacked.

@@ -57,8 +57,8 @@ _SINCE: dict[ApiKey, str] = {
 
 _EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
     # According to clients' logs, Event Hubs serves Metadata without topic ids (9) and OffsetFetch 8, even though its
-    # Produce has topic ids (13). One client works around this combination. The other versions are those of a Kafka
-    # release of the same age.
+    # Produce has topic ids (13). One client works around this combination. The other versions come from a Kafka release
+    # of the same age.
     ApiKey.PRODUCE: 13,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 8,
@@ -117,7 +117,7 @@ class Release:
     idempotence_needs_cluster_acl: bool = False
     """True if idempotent writes need IDEMPOTENT_WRITE on the cluster. Since KIP-679, WRITE on a topic is enough."""
     verifies_transactions: bool = False
-    """True if a leader asks the coordinator before it appends the first batch of a transaction (KIP-890)."""
+    """True if a leader asks the coordinator before it appends the first batch in a transaction (KIP-890)."""
     transaction_version: int = 0
     """The highest level of the feature transaction.version; 0: the release does not have it."""
     is_before_4: bool = True
@@ -129,8 +129,8 @@ def release_named(name: str, *, collects_metrics: bool = False) -> Release:
 
     Brokers offer the APIs of KIP-714 only if they have a plugin that collects client metrics.
 
-    The imitation of Event Hubs follows reports from users of Kafka clients. Its Metadata has no topic ids, although its
-    Produce has them. It closes the connection on ApiVersions 4, rejects every compression codec except gzip with
+    The imitation of Event Hubs follows reports from users of Kafka clients. Its Metadata has no topic ids, even though
+    its Produce does. It closes the connection on ApiVersions 4, rejects every compression codec except gzip with
     UNSUPPORTED_FOR_MESSAGE_FORMAT, and answers Produce requests even with acks=0.
 
     Raises:

@@ -1,6 +1,6 @@
 """One request on its way through a broker: the object that EmbeddedBroker passes to the handlers.
 
-RequestContext contains the scripted faults of the request; handlers ask it for the scripted error of each partition.
+RequestContext contains the scripted faults for the request; handlers ask it for the scripted error of each partition.
 """
 
 from __future__ import annotations

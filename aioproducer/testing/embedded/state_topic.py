@@ -24,7 +24,7 @@ _REPLICAS = 3
 
 
 class _Shard(Generic[State]):
-    """The leader's state of one partition, in one leader epoch."""
+    """The leader's state for one partition, in one leader epoch."""
 
     def __init__(self, leader_epoch: int, state: State) -> None:
         self.leader_epoch = leader_epoch
@@ -46,7 +46,7 @@ class StateTopic(Generic[State]):
         """Describe the topic.
 
         Args:
-            cluster: The cluster of the topic.
+            cluster: The topic's cluster.
             name: The name of the topic.
             partitions: The number of partitions.
             load: A function that reads the log of a partition and returns its state.
@@ -88,7 +88,7 @@ class StateTopic(Generic[State]):
         return self.partition_of(key).leader
 
     def state_at(self, node: int, key: str) -> State:
-        """Return broker `node`'s state of the partition of `key`.
+        """Return broker `node`'s state for the partition of `key`.
 
         Raises:
             TransactionRefused: the broker is not the coordinator, or is still reading the log.
@@ -102,7 +102,7 @@ class StateTopic(Generic[State]):
         return state
 
     def loaded(self, partition: Partition) -> State | None:
-        """Return the leader's state of a partition; None if there is no leader, or if it is still reading the log."""
+        """Return the leader's state for a partition; None if there is no leader, or if it is still reading the log."""
         shard = self._shards.get(partition.index)
         if shard is not None and shard.leader_epoch == partition.leader_epoch:
             return shard.state if partition.leader != NO_LEADER else None
@@ -143,7 +143,7 @@ class StateTopic(Generic[State]):
 
 
 def partition_for(key: str, partitions: int) -> int:
-    """Return the partition of a key, as Kafka does: by the hash code of the Java string, without its sign."""
+    """Return the partition for a key, as Kafka does: by the hash code of the Java string, without its sign."""
     code = 0
     encoded = key.encode("utf-16-be")
     for at in range(0, len(encoded), 2):

@@ -1,4 +1,4 @@
-"""The handlers of GetTelemetrySubscriptions and PushTelemetry (kafka.server.ClientMetricsManager)."""
+"""The handlers for GetTelemetrySubscriptions and PushTelemetry (kafka.server.ClientMetricsManager)."""
 
 from __future__ import annotations
 

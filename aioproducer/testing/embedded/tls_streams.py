@@ -42,7 +42,7 @@ class TlsReader:
 
 
 class TlsWriter:
-    """A writer that encrypts data and passes it to the stream of the socket."""
+    """A writer that encrypts data and passes it to the socket's stream."""
 
     def __init__(self, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO, encrypted: asyncio.StreamWriter) -> None:
         self._tls = tls
@@ -51,11 +51,11 @@ class TlsWriter:
 
     @property
     def transport(self) -> asyncio.WriteTransport:
-        """The transport of the socket."""
+        """The socket's transport."""
         return self._encrypted.transport
 
     def get_extra_info(self, name: str) -> Any:
-        """Return the client's certificate for "peercert", and the information of the socket for other names."""
+        """Return the client's certificate for "peercert", and the socket's information for other names."""
         return self._tls.getpeercert() if name == "peercert" else self._encrypted.get_extra_info(name)
 
     def write(self, data: bytes | memoryview) -> None:

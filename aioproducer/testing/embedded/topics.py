@@ -72,7 +72,7 @@ class Partition:
         """The brokers that were started again and have not been stopped since."""
         # Replicas that have stopped fetching. The set is never iterated, so its order does not matter.
         self._lagging: set[int] = set()
-        # One event for each request that waits for a change of this partition, in order of arrival.
+        # One event for each request that is waiting for a change in this partition, in order of arrival.
         self._watchers: dict[asyncio.Event, None] = {}
 
     @property
@@ -176,7 +176,7 @@ class Partition:
             self.broker_started(node)
 
     def delete(self) -> None:
-        """Notify the requests that wait for this partition that it is deleted."""
+        """Notify the requests that are waiting for this partition that it is deleted."""
         self.is_deleted = True
         self._changed()
 

@@ -1,8 +1,8 @@
 """The decisions of a transaction coordinator: the states of one transactional id and the transitions between them.
 
 The module is pure: it checks a request and returns the new state, which takes effect once it is in the log.
-No function in this module awaits or uses sockets; TransactionCoordinator carries out the decisions. The rules are those
-of Kafka 4.3's TransactionCoordinator and TransactionMetadata.
+No function in this module awaits or uses sockets; TransactionCoordinator carries out the decisions. The rules come from
+Kafka 4.3's TransactionCoordinator and TransactionMetadata.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
 
 
 class TransactionRefused(Exception):
-    """The coordinator answers with this code and changes nothing. NONE means that the requested state is
-    already reached."""
+    """The coordinator answers with this code and changes nothing. NONE means that the requested state has already been
+    reached."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)

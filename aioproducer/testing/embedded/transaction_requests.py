@@ -1,4 +1,4 @@
-"""The handlers of transactional producers' requests: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
+"""The handlers for transactional producers' requests: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
 
 The docstring of each handler lists the changes by version of its API. `transaction_metadata` makes the
 decisions, and `transactions` writes them to the log and waits for their replication. The handlers make the first
@@ -93,7 +93,7 @@ async def add_partitions_to_txn(
 async def _added(
     context: RequestContext, request: AddPartitionsToTxnRequest, wanted: dict[str, list[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Add the partitions; return the error code of each one."""
+    """Add the partitions; return the error code for each one."""
     targets = [TopicPartition(topic, index) for topic, partitions in wanted.items() for index in partitions]
     transactional_id = request.v3_and_below_transactional_id
     scripted = {target: context.refusal(*target) for target in targets}

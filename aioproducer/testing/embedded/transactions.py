@@ -69,7 +69,7 @@ class TransactionCoordinator:
         """Create the coordinator. Its topic is created by the first request for a coordinator.
 
         Args:
-            cluster: The cluster of the coordinators.
+            cluster: The coordinators' cluster.
             version: The finalized level of transaction.version.
         """
         self.version = version
@@ -89,7 +89,7 @@ class TransactionCoordinator:
         self._markers = Markers(cluster)
         self._writing: list[_Writing] = []
         self.verification_faults = VerificationFaults()
-        """Scripted faults of verification; see `refuse_verification`."""
+        """Scripted faults for verification; see `refuse_verification`."""
         self._due: dict[TransactionalId, float] = {}
         self._settled = asyncio.Event()
         self._wake = asyncio.Event()
@@ -138,7 +138,7 @@ class TransactionCoordinator:
         self.features_epoch += 1
 
     def hold_markers(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Stop writing markers to all partitions, to those of one topic, or to one partition.
+        """Stop writing markers to all partitions, to all partitions of one topic, or to one partition.
 
         Transactions stay prepared, and requests from their producers are answered with CONCURRENT_TRANSACTIONS."""
         self._markers.hold(topic, partition)
@@ -272,7 +272,7 @@ class TransactionCoordinator:
     def verify(
         self, node: int, transactional_id: str, producer: ProducerIdAndEpoch
     ) -> tuple[TopicPartition, ...]:
-        """Return the partitions of the producer's transaction."""
+        """Return the partitions in the producer's transaction."""
         transaction = self._known(node, transactional_id)
         transaction.check_producer(*producer)
         return transaction.metadata.partitions

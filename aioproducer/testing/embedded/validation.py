@@ -86,7 +86,7 @@ def check_can_be_read(batches: Iterable[memoryview]) -> None:
 
 
 def only_batch(records: memoryview | None, version: int) -> memoryview:
-    """Return the only batch of a partition in a Produce request, without any incomplete batch after it.
+    """Return the only batch for a partition in a Produce request, without any incomplete batch after it.
 
     Args:
         records: The partition's `records` field.

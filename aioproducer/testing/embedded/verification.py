@@ -75,7 +75,7 @@ class _Fault:
 
 
 class VerificationFaults:
-    """Scripted faults of verification, in the order in which they were added."""
+    """Scripted faults for verification, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._faults: list[_Fault] = []
@@ -118,7 +118,7 @@ class Checked(NamedTuple):
 async def verified_batches(
     context: RequestContext, request: ProduceRequest
 ) -> Mapping[TopicPartition, Checked]:
-    """Ask the coordinator about the transactional batches of a Produce request.
+    """Ask the coordinator about the transactional batches in a Produce request.
 
     Returns:
         The results by partition. Partitions whose batches need no verification are left out.
@@ -169,7 +169,7 @@ async def verified_batches(
 def _batches(
     context: RequestContext, request: ProduceRequest
 ) -> Iterable[tuple[TopicPartition, Partition | None, BatchHeader]]:
-    """Iterate over the batches of a request whose headers can be read."""
+    """Iterate over the batches in a request whose headers can be read."""
     for topic_data in request.topic_data:
         topic = context.cluster.find_topic(topic_data.name, topic_data.topic_id)
         name = topic.name if topic else topic_data.name

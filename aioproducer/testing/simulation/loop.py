@@ -54,7 +54,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         Args:
             seed: determines every latency and the pieces in which bytes arrive.
-            network: how connections behave; by default, with latencies like those of a loopback interface.
+            network: how connections behave; by default, with latencies like a loopback interface's.
             time_limit: virtual seconds after which the run is considered stuck.
         """
         super().__init__()
@@ -142,7 +142,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     async def create_connection(  # type: ignore[override]  # only what aioproducer uses
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """Connect to a server of this loop. Raises OSError if no server listens there."""
+        """Connect to a server in this loop. Raises OSError if no server is listening there."""
         return await self.network.connect(protocol_factory, host, port)
 
     async def create_server(  # type: ignore[override]  # only what aioproducer uses
@@ -154,7 +154,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         start_serving: bool = True,
         ssl: None = None,
     ) -> SimulatedServer:
-        """Create a server for connections of this loop. Raises OSError if the port is taken."""
+        """Create a server for connections in this loop. Raises OSError if the port is taken."""
         assert ssl is None, "TLS is not supported in a simulation"
         server = self.network.listen(protocol_factory, host, port)
         if start_serving:

@@ -46,7 +46,7 @@ class _Socket(NamedTuple):
 
 
 class SimulatedNetwork:
-    """All connections of one simulation."""
+    """All connections in one simulation."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SimulatedNetwork:
         self.latency = latency
         self.window = window
         self.names: dict[str, tuple[str, ...]] = {}
-        """The addresses of each name. A name without an entry is its own address; an empty tuple makes a name
+        """The addresses for each name. A name without an entry is its own address; an empty tuple makes a name
         unknown."""
         self.lookup_delay = 0.0
         """The number of seconds that it takes to resolve a name."""
@@ -139,7 +139,7 @@ class SimulatedNetwork:
     # For the loop
 
     async def resolve(self, host: str) -> tuple[str, ...]:
-        """Return the addresses of a name. Raises socket.gaierror, an OSError, if there are none."""
+        """Return the addresses for a name. Raises socket.gaierror, an OSError, if there are none."""
         addresses = self.names.get(host, (host,))
         if self.lookup_delay:
             await asyncio.sleep(self.lookup_delay)
@@ -171,7 +171,7 @@ class SimulatedNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
-        """Connect like `create_connection`, in one round trip. Raises OSError if no server listens there."""
+        """Connect like `create_connection`, in one round trip. Raises OSError if no server is listening there."""
         while self._is_silent(port):  # noqa: ASYNC110  # TCP is not notified either
             await asyncio.sleep(RETRANSMISSION)
         await asyncio.sleep(self.delay())
@@ -230,7 +230,7 @@ class SimulatedNetwork:
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """A server of the simulation, as returned by `create_server`."""
+    """A server in the simulation, as returned by `create_server`."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class SimulatedServer(asyncio.AbstractServer):
         self._address = address
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of the server."""
+        """Return the server's loop."""
         return self._server_loop
 
     async def start_serving(self) -> None:

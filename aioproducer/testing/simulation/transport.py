@@ -176,7 +176,7 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_at(when, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the next item of the queue.
+        """Deliver the next item in the queue.
 
         The timer does not refer to the item, because timers that are due at the same time fire in no fixed order.
         """
