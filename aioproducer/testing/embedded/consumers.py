@@ -1,6 +1,6 @@
 """The handlers of requests from consumers: Fetch and ListOffsets.
 
-They are sufficient for consumers that assign themselves partitions; consumer groups can't be joined.
+The group coordinator's requests are in `group_requests` and `offset_requests`.
 """
 
 from __future__ import annotations
