@@ -5,7 +5,7 @@ transactions/state.py decides whether a call is allowed; coordinator.py carries 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from copy import copy
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from aioproducer.transactions.state import Transaction, TransactionState
 from aioproducer.types import (
     ConsumerGroupMetadata,
     OffsetAndMetadata,
+    OffsetsToCommit,
     TopicPartition,
     TransactionHandle,
 )
@@ -36,8 +37,6 @@ _TO_BE_ABORTED = (
     TransactionState.RELEASING,
     TransactionState.ABORT_REQUIRED,
 )
-
-OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 
 class Transactional(RecordPath):
@@ -147,7 +146,9 @@ class Transactional(RecordPath):
         """Commit a consumer's position as a part of the transaction (KIP-447).
 
         Args:
-            offsets: for each partition, the offset of the next record to read.
+            offsets: for each partition, the offset of the next record to read: a mapping, or a list of
+                confluent_kafka.TopicPartition such as `consumer.position(consumer.assignment())`. Negative offsets in
+                a list, such as OFFSET_INVALID, are left out, as in librdkafka.
             group_id: the group's id, its ConsumerGroupMetadata, or the bytes that confluent-kafka's
                 `consumer_group_metadata()` returns. If they include a generation, the coordinator rejects the offsets
                 of a consumer that has lost its partitions.
