@@ -300,7 +300,7 @@ class TransactionScope:
 
     async def _commit(self) -> None:
         try:
-            await _to_the_end(self._producer.commit_transaction())
+            await to_the_end(self._producer.commit_transaction())
         except (TransactionError, asyncio.CancelledError) as error:
             if self._producer._transaction.state is TransactionState.ABORT_REQUIRED:
                 await self._abort()
@@ -310,7 +310,7 @@ class TransactionScope:
     async def _abort(self) -> None:
         """Abort. A failure is only logged: the exception that leaves the block matters more."""
         try:
-            await _to_the_end(self._producer.abort_transaction())
+            await to_the_end(self._producer.abort_transaction())
         except KafkaError as error:
             _log_failed_abort(self._producer._log, error)
 
@@ -322,12 +322,12 @@ class TransactionScope:
             transaction.state is TransactionState.REINIT_REQUIRED
             and isinstance(fenced, ProducerFencedError)
             and not isinstance(error, ProducerFencedError)
-            and _is_kafkas(error)
+            and consists_of_kafka_errors(error)
         ):
             raise copy(fenced) from error
 
 
-def _is_kafkas(error: BaseException) -> bool:
+def consists_of_kafka_errors(error: BaseException) -> bool:
     """Return whether `error` is a KafkaError or an exception group of KafkaErrors only.
 
     A TaskGroup in which several sends failed raises such a group.
@@ -348,7 +348,7 @@ def _log_failed_abort(log: ClientLog, error: KafkaError) -> None:
         )
 
 
-async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
+async def to_the_end(call: Coroutine[Any, Any, None]) -> None:
     """Await the call until it ends, even if the caller is cancelled repeatedly; raise the cancellation afterwards.
 
     The call ends in bounded time, because each of its steps has a time limit.
