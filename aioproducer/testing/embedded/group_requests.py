@@ -98,6 +98,8 @@ async def sync_group(context: RequestContext, request: SyncGroupRequest) -> Sync
     groups = context.cluster.groups
     try:
         _check(context, request.group_id)
+        if context.version >= 5 and None in (request.protocol_type, request.protocol_name):
+            raise TransactionRefused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         group = groups.group_at(context.node, request.group_id)
         group.check_member(request.member_id, request.group_instance_id, request.generation_id)
         group.check_protocol(request.protocol_type, request.protocol_name)
@@ -136,16 +138,17 @@ async def leave_group(context: RequestContext, request: LeaveGroupRequest) -> Le
     if context.version < 3:
         leaving = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
     response = LeaveGroupResponse()
+    groups = context.cluster.groups
     try:
         _check(context, request.group_id)
-        group = context.cluster.groups.group_at(context.node, request.group_id)
+        groups.check_coordinator(context.node, request.group_id)
     except TransactionRefused as refused:
         response.error_code = refused.code
         return response
     for member in leaving:
         code = ErrorCode.NONE
         try:
-            group.leave(member.member_id, member.group_instance_id)
+            groups.group_at(context.node, request.group_id).leave(member.member_id, member.group_instance_id)
         except TransactionRefused as refused:
             code = refused.code
         if context.version < 3:

@@ -147,13 +147,17 @@ class GroupCoordinator:
         partition = self.partition_of(group)
         return state.catch_up(partition.log, partition.high_watermark)
 
+    def check_coordinator(self, node: int, group: str) -> None:
+        """Raise TransactionRefused unless this broker is the group's coordinator and has read its log."""
+        self._states.state_at(node, group)
+
     def group_at(self, node: int, group: str, *, may_create: bool = False) -> ClassicGroup:
         """Return the members of a group.
 
         Raises:
             TransactionRefused: the broker is not the coordinator, is still reading the log, or does not know the group.
         """
-        self._states.state_at(node, group)
+        self.check_coordinator(node, group)
         found = self._groups.get(group)
         if found is None and not may_create:
             raise TransactionRefused(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -199,8 +203,11 @@ class GroupCoordinator:
         instance: str | None,
         *,
         in_transaction: bool = True,
+        unknown_group: ErrorCode = ErrorCode.ILLEGAL_GENERATION,
     ) -> None:
         """Check that this member is allowed to commit offsets (ClassicGroup.validateOffsetCommit).
+
+        `unknown_group` is the error of a member of a group that does not exist.
 
         Raises:
             TransactionRefused: the member is not allowed to commit offsets.
@@ -208,7 +215,7 @@ class GroupCoordinator:
         found = self._groups.get(group)
         if found is None and not self.offsets_at(node, group).knows(group):
             if generation >= 0:
-                raise TransactionRefused(ErrorCode.ILLEGAL_GENERATION)
+                raise TransactionRefused(unknown_group)
             return
         self._group(group).check_commit(member, instance, generation, in_transaction=in_transaction)
 

@@ -160,8 +160,10 @@ async def _check_transaction(
 
 
 async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """Handle OffsetCommit. Version 5: no retention time. 6: leader epochs. 7: static members (KIP-345)."""
+    """Handle OffsetCommit. Version 5: no retention time. 6: leader epochs. 7: static members
+    (KIP-345). 9: GROUP_ID_NOT_FOUND, since Kafka 4.0."""
     groups = context.cluster.groups
+    is_new = context.version >= 9 and not context.release.is_before_4
     asked = {
         TopicPartition(topic.name, part.partition_index): part
         for topic in request.topics
@@ -179,6 +181,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
                 request.member_id,
                 request.group_instance_id,
                 in_transaction=False,
+                unknown_group=ErrorCode.GROUP_ID_NOT_FOUND if is_new else ErrorCode.ILLEGAL_GENERATION,
             )
             too_large, offsets = _sorted(rest)
             codes.update(too_large)
