@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from aioproducer.records.interceptors import Interceptor
     from aioproducer.records.receipt import Receipt
     from aioproducer.sending.lifecycle import CloseReport
+    from aioproducer.transactions.transform_loop import TransformBatch, TransformLoop
     from aioproducer.types import (
         ConsumerGroupMetadata,
         Headers,
@@ -106,6 +107,8 @@ __all__ = [
     "TransactionError",
     "TransactionHandle",
     "TransactionReinitError",
+    "TransformBatch",
+    "TransformLoop",
     "UnknownPartitionError",
     "murmur2_partitions",
 ]
@@ -157,6 +160,8 @@ _MODULES = {
     "TransactionError": "aioproducer.errors",
     "TransactionHandle": "aioproducer.types",
     "TransactionReinitError": "aioproducer.errors",
+    "TransformBatch": "aioproducer.transactions.transform_loop",
+    "TransformLoop": "aioproducer.transactions.transform_loop",
     "UnknownPartitionError": "aioproducer.errors",
     "murmur2_partitions": "aioproducer.records._record_path",
 }

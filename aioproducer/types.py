@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Exceptions from the user's code that are passed on. All others count as a failure of that code, even a
@@ -181,6 +181,28 @@ class OffsetAndMetadata(NamedTuple):
     metadata: str = ""
     leader_epoch: int = -1
     """The leader epoch of the previous record; -1 if unknown."""
+
+
+class PartitionOffset(Protocol):
+    """A partition with an offset, such as confluent_kafka.TopicPartition."""
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+
+    @property
+    def offset(self) -> int:
+        """The offset of the next record to read. A negative value means that there is none."""
+
+
+OffsetsToCommit = (
+    Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata] | Iterable[PartitionOffset]
+)
+"""The offsets that a transaction commits: a mapping as in aiokafka, or a list as in confluent-kafka."""
 
 
 class TransactionHandle(NamedTuple):

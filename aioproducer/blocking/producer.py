@@ -51,11 +51,10 @@ if TYPE_CHECKING:
     from aioproducer.observe.vital_signs import Health, Ping
     from aioproducer.records.serializers import Serializer
     from aioproducer.transactions.calls import TransactionScope as AsyncTransactionScope
+    from aioproducer.types import OffsetsToCommit
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 MOST_QUEUED = 1000
 """The maximum number of records in the queue. When it is full, `send` waits for the loop."""

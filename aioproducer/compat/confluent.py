@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aioproducer import (
     ConsumerGroupMetadata,
     Delivery,
-    OffsetAndMetadata,
     RecordMetadata,
-    TopicPartition,
     blocking,
 )
 from aioproducer import Producer as AsyncProducer
-from aioproducer.errors import InvalidRecordError
 from aioproducer.settings.entries import entries_of_mapping, resolve
 
 if TYPE_CHECKING:
@@ -157,7 +154,7 @@ class Producer(AsyncProducer):
         Raises:
             The errors of `aioproducer.Producer.send_offsets_to_transaction`.
         """
-        await super().send_offsets_to_transaction(_offsets(offsets), group_id)
+        await super().send_offsets_to_transaction(offsets, group_id)
 
 
 class BlockingProducer(blocking.Producer):
@@ -227,20 +224,3 @@ def _record(
 
 def _has_text(header: Any) -> bool:
     return isinstance(header, tuple) and len(header) == 2 and type(header[1]) is str
-
-
-def _offsets(offsets: Any) -> Mapping[TopicPartition, OffsetAndMetadata]:
-    """Convert a list of offsets to a mapping. Return a mapping unchanged."""
-    if isinstance(offsets, Mapping) or isinstance(offsets, str | bytes) or not isinstance(offsets, Iterable):
-        return cast(Mapping[TopicPartition, OffsetAndMetadata], offsets)
-    found = {}
-    for one in offsets:
-        if not hasattr(one, "offset") or not hasattr(one, "partition"):
-            raise InvalidRecordError(f"offsets: {one!r} does not have a topic, a partition and an offset")
-        if isinstance(one.offset, int) and one.offset < 0:
-            continue  # a logical offset, such as OFFSET_INVALID
-        epoch, metadata = getattr(one, "leader_epoch", None), getattr(one, "metadata", None)
-        found[TopicPartition(one.topic, one.partition)] = OffsetAndMetadata(
-            one.offset, metadata or "", -1 if epoch is None else epoch
-        )
-    return found

@@ -30,11 +30,18 @@ from aioproducer.records.arguments import check_timeout
 from aioproducer.records.batch import BatchBuilder, ProducerBatch
 from aioproducer.records.idempotence import Idempotence
 from aioproducer.sending.lifecycle import ProducerState
-from aioproducer.transactions.calls import OffsetsToCommit
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.offsets import group_metadata, offsets_to_commit
 from aioproducer.transactions.state import abortable
-from aioproducer.types import ConsumerGroupMetadata, Headers, Node, OffsetAndMetadata, Outcome, TopicPartition
+from aioproducer.types import (
+    ConsumerGroupMetadata,
+    Headers,
+    Node,
+    OffsetAndMetadata,
+    OffsetsToCommit,
+    Outcome,
+    TopicPartition,
+)
 
 _PRODUCER_ID = 1000
 _NODE = 0

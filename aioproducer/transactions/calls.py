@@ -5,7 +5,7 @@ transactions/state.py decides whether a call is allowed; coordinator.py carries 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from copy import copy
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from aioproducer.transactions.state import Transaction, TransactionState
 from aioproducer.types import (
     ConsumerGroupMetadata,
     OffsetAndMetadata,
+    OffsetsToCommit,
     TopicPartition,
     TransactionHandle,
 )
@@ -36,8 +37,6 @@ _TO_BE_ABORTED = (
     TransactionState.RELEASING,
     TransactionState.ABORT_REQUIRED,
 )
-
-OffsetsToCommit = Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata]
 
 
 class Transactional(RecordPath):
@@ -149,7 +148,9 @@ class Transactional(RecordPath):
         """Commit a consumer's position as a part of the transaction (KIP-447).
 
         Args:
-            offsets: for each partition, the offset of the next record to read.
+            offsets: for each partition, the offset of the next record to read: a mapping, or a list of
+                confluent_kafka.TopicPartition such as `consumer.position(consumer.assignment())`. Negative offsets in
+                a list, such as OFFSET_INVALID, are left out, as in librdkafka.
             group_id: the group's id, its ConsumerGroupMetadata, or the bytes that confluent-kafka's
                 `consumer_group_metadata()` returns. If they include a generation, the coordinator rejects the offsets
                 of a consumer that has lost its partitions.
@@ -302,7 +303,7 @@ class TransactionScope:
 
     async def _commit(self) -> None:
         try:
-            await _to_the_end(self._producer.commit_transaction())
+            await to_the_end(self._producer.commit_transaction())
         except (TransactionError, asyncio.CancelledError) as error:
             if self._producer._transaction.state is TransactionState.ABORT_REQUIRED:
                 await self._abort()
@@ -312,7 +313,7 @@ class TransactionScope:
     async def _abort(self) -> None:
         """Abort the transaction. A failure is only logged: the exception that leaves the block matters more."""
         try:
-            await _to_the_end(self._producer.abort_transaction())
+            await to_the_end(self._producer.abort_transaction())
         except KafkaError as error:
             _log_failed_abort(self._producer._log, error)
 
@@ -324,12 +325,12 @@ class TransactionScope:
             transaction.state is TransactionState.REINIT_REQUIRED
             and isinstance(fenced, ProducerFencedError)
             and not isinstance(error, ProducerFencedError)
-            and _is_kafkas(error)
+            and consists_of_kafka_errors(error)
         ):
             raise copy(fenced) from error
 
 
-def _is_kafkas(error: BaseException) -> bool:
+def consists_of_kafka_errors(error: BaseException) -> bool:
     """Return whether `error` is a KafkaError or an exception group of KafkaErrors only.
 
     A TaskGroup in which several sends failed raises such a group.
@@ -350,7 +351,7 @@ def _log_failed_abort(log: ClientLog, error: KafkaError) -> None:
         )
 
 
-async def _to_the_end(call: Coroutine[Any, Any, None]) -> None:
+async def to_the_end(call: Coroutine[Any, Any, None]) -> None:
     """Await the call until it ends, even if the caller is cancelled repeatedly; raise the cancellation afterwards.
 
     The call ends in bounded time, because each of its steps has a time limit.

@@ -74,19 +74,33 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
         raise InvalidRecordError("an id in this consumer_group_metadata() is not UTF-8 text") from error
 
 
-def offsets_to_commit(offsets: Mapping[Any, Any]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Convert {(topic, partition): offset}. An offset is a number, (offset, metadata), or an OffsetAndMetadata.
+def offsets_to_commit(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Convert {(topic, partition): offset}, or a list of objects with a topic, a partition and an offset.
+
+    In a mapping, an offset is a number, (offset, metadata), or an OffsetAndMetadata, also aiokafka's. In a list, such
+    as confluent-kafka's of TopicPartitions, negative offsets are left out: they mean that there is none.
 
     Raises:
-        InvalidRecordError: the mapping contains something else.
+        InvalidRecordError: the mapping or the list contains something else.
     """
-    if not isinstance(offsets, Mapping):
-        raise InvalidRecordError(
-            f"offsets must be a mapping of TopicPartition to offset, not {type(offsets).__name__}"
-        )
     found: dict[TopicPartition, OffsetAndMetadata] = {}
-    for place, offset in offsets.items():
-        found[_place("offsets", place)] = _offset(place, offset)
+    if isinstance(offsets, Mapping):
+        for place, offset in offsets.items():
+            found[_place("offsets", place)] = _offset(place, offset)
+        return found
+    if isinstance(offsets, str | bytes) or not isinstance(offsets, Iterable):
+        raise InvalidRecordError(
+            "offsets must be a mapping of TopicPartition to offset, or a list of confluent_kafka.TopicPartition, "
+            f"not {type(offsets).__name__}"
+        )
+    for one in offsets:
+        if not hasattr(one, "offset") or not hasattr(one, "partition"):
+            raise InvalidRecordError(f"offsets: {one!r} does not have a topic, a partition and an offset")
+        if isinstance(one.offset, int) and one.offset < 0:
+            continue  # a logical offset, such as OFFSET_INVALID
+        epoch, metadata = getattr(one, "leader_epoch", None), getattr(one, "metadata", None)
+        position = OffsetAndMetadata(one.offset, metadata or "", -1 if epoch is None else epoch)
+        found[_place("offsets", one)] = _offset(one, position)
     return found
 
 

@@ -61,11 +61,12 @@ STEPS: dict[str, int] = {
         "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
         "transactions": [
             "coordinator_messages first_writer offsets roles",
-            "state",
+            "consumers state",
             "call_watch requests",
             "running_calls",
             "coordinator",
             "calls",
+            "transform_loop",
         ],
         "sending": [
             "data_loss metrics_push own_timeouts producer_id refusals rejections",
@@ -122,10 +123,12 @@ MAY_IMPORT_ASYNCIO = {
     "sending.vital_signs",
     "testing",
     "transactions.calls",
+    "transactions.consumers",
     "transactions.coordinator",
     "transactions.first_writer",
     "transactions.requests",
     "transactions.running_calls",
+    "transactions.transform_loop",
 }
 FORBIDDEN_EVERYWHERE = {"aiokafka", "confluent_kafka", "kafka", "uvloop"}
 ONLY_IN_SPARK = {"pyspark", "py4j"}

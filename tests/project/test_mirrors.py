@@ -21,6 +21,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "protocol.api_keys": "a table; test_api.py and test_golden.py use each row",
     "protocol.error_codes": "a table; test_outcomes.py walks it",
     "protocol.messages_connection": "declarations; test_messages.py and test_golden.py encode each",
+    "protocol.messages_group": "declarations; test_messages.py and test_golden.py encode each",
     "protocol.messages_metadata": "declarations; test_messages.py and test_golden.py encode each",
     "protocol.messages_records": "declarations; test_messages.py and test_golden.py encode each",
     "protocol.messages_telemetry": "declarations; test_messages.py and test_golden.py encode each",

@@ -29,7 +29,7 @@ from aioproducer.errors import (
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.transactions.calls import Transactional, TransactionScope, _is_kafkas
+from aioproducer.transactions.calls import Transactional, TransactionScope, consists_of_kafka_errors
 from aioproducer.transactions.state import TransactionState
 from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
@@ -949,4 +949,4 @@ async def test_a_block_is_a_scope_of_its_own_with_the_calls_that_belong_in_it(ve
     ],
 )
 def test_an_exception_group_counts_as_a_kafka_error_only_if_all_its_members_do(error, is_ours):
-    assert _is_kafkas(error) == is_ours
+    assert consists_of_kafka_errors(error) == is_ours

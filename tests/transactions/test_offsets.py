@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+import aiokafka
+import confluent_kafka
 import pytest
 
 from aioproducer import ConsumerGroupMetadata, OffsetAndMetadata, Producer, TopicPartition
@@ -70,6 +72,51 @@ def test_each_form_of_an_offset_is_converted():
         TopicPartition("t", 3): OffsetAndMetadata(0),
     }
     assert offsets_to_commit({}) == {}
+
+
+def test_the_offsets_of_aiokafka_and_of_confluent_kafka_are_accepted_unchanged():
+    wanted = {
+        TopicPartition("t", 0): OffsetAndMetadata(17, "m"),
+        TopicPartition("t", 1): OffsetAndMetadata(18),
+    }
+    of_aiokafka = {
+        aiokafka.TopicPartition("t", 0): aiokafka.OffsetAndMetadata(17, "m"),
+        aiokafka.TopicPartition("t", 1): 18,
+    }
+    of_confluent = [
+        confluent_kafka.TopicPartition("t", 0, 17, "m"),
+        confluent_kafka.TopicPartition("t", 1, 18),
+        confluent_kafka.TopicPartition("t", 2, confluent_kafka.OFFSET_INVALID),
+    ]
+
+    assert offsets_to_commit(of_aiokafka) == wanted
+    assert offsets_to_commit(of_confluent) == wanted
+    assert offsets_to_commit([confluent_kafka.TopicPartition("t", 0, 17, "m", 4)]) == {
+        TopicPartition("t", 0): OffsetAndMetadata(17, "m", 4)
+    }
+    assert offsets_to_commit([]) == {}
+
+
+@pytest.mark.parametrize(
+    "offsets", [[TopicPartition("in", 0)], [7], "text", 7, [("in", 0, 5)]], ids=lambda given: repr(given)
+)
+def test_a_list_of_something_else_is_rejected(offsets):
+    with pytest.raises(InvalidRecordError, match=r"^offsets"):
+        offsets_to_commit(offsets)
+
+
+@pytest.mark.parametrize("shape", ["mapping", "list"])
+async def test_both_shapes_are_committed_in_a_transaction(version, shape):
+    offsets = {
+        "mapping": {aiokafka.TopicPartition("t", 0): aiokafka.OffsetAndMetadata(17, "")},
+        "list": [confluent_kafka.TopicPartition("t", 0, 17)],
+    }
+    async with transactional(version) as (cluster, producer):
+        async with producer.transaction() as transaction:
+            await producer.send("t", b"1", partition=0)
+            await transaction.send_offsets(offsets[shape], "g")
+
+        assert cluster.groups.offsets("g") == {TopicPartition("t", 0): 17}
 
 
 def test_partitions_may_come_from_any_iterable_and_keep_their_order():

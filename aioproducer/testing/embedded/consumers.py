@@ -1,6 +1,6 @@
 """The handlers for requests about the contents of logs: Fetch, ListOffsets and DescribeProducers.
 
-They suffice for consumers that assign partitions to themselves; consumers can't join groups.
+The group coordinator's requests are in `group_requests` and `offset_requests`.
 """
 
 from __future__ import annotations

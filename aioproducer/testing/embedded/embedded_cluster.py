@@ -139,8 +139,8 @@ class EmbeddedCluster(Inspection):
         )
         """The state of transactional ids, and the scripted faults for their transactions."""
         self.groups = GroupCoordinator(self)
-        """The offsets of consumer groups."""
-        self.cluster_id = urlsafe_b64encode(self._uuid().bytes).decode().rstrip("=")
+        """The members of consumer groups, and the offsets that they have committed."""
+        self.cluster_id = urlsafe_b64encode(self.new_uuid().bytes).decode().rstrip("=")
 
     # Life
 
@@ -180,6 +180,7 @@ class EmbeddedCluster(Inspection):
         for restart in self._restarts:
             restart.cancel()
         self.transactions.halt()
+        self.groups.halt()
         for broker in self._brokers:
             if broker.state is not BrokerState.STOPPED:
                 broker.halt()
@@ -274,6 +275,7 @@ class EmbeddedCluster(Inspection):
         for partition in self._partitions():
             partition.broker_started(node)
         self.transactions.resume()
+        self.groups.resume()
 
     def freeze_broker(self, node: int, *, fenced_after: float | None = None) -> None:
         """Freeze a broker: it keeps its connections and accepts new ones, but reads no requests and sends no responses.
@@ -357,7 +359,7 @@ class EmbeddedCluster(Inspection):
         alive = {node.node_id for node in self.alive()}
         topic = EmbeddedTopic(
             name,
-            self._uuid(),
+            self.new_uuid(),
             [
                 _new_partition(name, index, self._replicas(index, replicas), settings, alive)
                 for index in range(count)
@@ -496,7 +498,8 @@ class EmbeddedCluster(Inspection):
         """Distribute replicas: leaders rotate through the brokers, followers are the brokers after the leader."""
         return [(index + step) % len(self._brokers) for step in range(count)]
 
-    def _uuid(self) -> UUID:
+    def new_uuid(self) -> UUID:
+        """Return a new random id."""
         return UUID(int=self._random.getrandbits(128), version=4)
 
 

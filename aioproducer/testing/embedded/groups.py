@@ -1,19 +1,20 @@
-"""The group coordinator of an embedded cluster: offsets committed in transactions, and the checks of group members.
+"""The group coordinator of an embedded cluster: the members of consumer groups, and the offsets that they commit.
 
-Consumers can't join groups: they assign themselves partitions, and a test sets the members of a group. Offsets are
-stored only in `__consumer_offsets`, so a new coordinator can read them.
+Offsets are stored only in `__consumer_offsets`, so a new coordinator can read them. Members are kept in memory, as if
+every coordinator had read them from the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.recordbatch import TRANSACTIONAL
 from aioproducer.testing.embedded.batches import encode_batch
+from aioproducer.testing.embedded.group_members import ClassicGroup
 from aioproducer.testing.embedded.offset_log import (
     PARTITIONS,
     TOPIC,
@@ -22,7 +23,7 @@ from aioproducer.testing.embedded.offset_log import (
     encoded_offset,
 )
 from aioproducer.testing.embedded.state_topic import StateTopic
-from aioproducer.testing.embedded.topics import Partition, wait_until
+from aioproducer.testing.embedded.topics import NO_LEADER, Partition, wait_until
 from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.types import TopicPartition
 
@@ -33,17 +34,7 @@ COMMIT_TIMEOUT = 5.0
 """Seconds after which a commit that is not replicated fails with COORDINATOR_NOT_AVAILABLE; Kafka's default
 (offsets.commit.timeout.ms)."""
 
-UNKNOWN_MEMBER = ""
-NO_GENERATION = -1
-
-
-@dataclass(slots=True)
-class _Membership:
-    """The members of a group."""
-
-    generation: int = NO_GENERATION
-    members: dict[str, str | None] = field(default_factory=dict)
-    """The group.instance.id of each member, or None, by member id."""
+T = TypeVar("T")
 
 
 class GroupCoordinator:
@@ -55,7 +46,7 @@ class GroupCoordinator:
         self._states: StateTopic[GroupOffsets] = StateTopic(
             cluster, TOPIC, PARTITIONS, lambda partition: GroupOffsets()
         )
-        self._memberships: dict[str, _Membership] = {}
+        self._groups: dict[str, ClassicGroup] = {}
 
     # For tests
 
@@ -84,8 +75,35 @@ class GroupCoordinator:
         committed = state.catch_up(partition.log, partition.high_watermark).committed(group)
         return {target: one.offset for target, one in committed.items()}
 
+    def members(self, group: str) -> dict[str, str | None]:
+        """Return the group.instance.id of each member of a group, or None, by member id."""
+        found = self._groups.get(group)
+        return {} if found is None else {one.member_id: one.instance_id for one in found.members.values()}
+
+    def generation(self, group: str) -> int:
+        """Return the generation of a group; each rebalance begins a new one. 0 before the first."""
+        found = self._groups.get(group)
+        return 0 if found is None else found.generation
+
+    async def wait_stable(self, group: str, members: int) -> None:
+        """Wait until every member of a group knows its partitions. Wrap the call in asyncio.timeout().
+
+        Args:
+            group: The group id.
+            members: The number of members to wait for.
+        """
+        await self._group(group).wait_stable(members)
+
+    def rebalance(self, group: str) -> None:
+        """Make the members of a group join again, as after a change of their topics."""
+        self._group(group).rebalance()
+
+    def expire_member(self, group: str, member_id: str) -> None:
+        """Remove a member, as at the end of its session time-out. Raises KeyError if there is no such member."""
+        self._group(group).remove(member_id)
+
     def set_members(self, group: str, generation: int, members: Mapping[str, str | None]) -> None:
-        """Set the members of a group, as after a rebalance.
+        """Set the members of a group, as after a rebalance. No consumer can join this group afterwards.
 
         From now on, offset commits from other members or for another generation are rejected with UNKNOWN_MEMBER_ID,
         ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
@@ -95,13 +113,23 @@ class GroupCoordinator:
             generation: The generation of the group.
             members: The member ids, each with its group.instance.id or None.
         """
-        self._memberships[group] = _Membership(generation, dict(members))
+        self._group(group).set_members(generation, members)
 
     # For the cluster
 
     def create_topic(self) -> None:
         """Create `__consumer_offsets`, if it does not exist."""
         self._states.partitions()
+
+    def halt(self) -> None:
+        """Stop all timers of the groups, because no broker runs."""
+        for group in self._groups.values():
+            group.halt()
+
+    def resume(self) -> None:
+        """Start the timers of the groups again."""
+        for group in self._groups.values():
+            group.resume()
 
     # For handlers
 
@@ -119,49 +147,103 @@ class GroupCoordinator:
         partition = self.partition_of(group)
         return state.catch_up(partition.log, partition.high_watermark)
 
-    def check_member(self, node: int, group: str, generation: int, member: str, instance: str | None) -> None:
-        """Check that this member is allowed to commit offsets in a transaction (ClassicGroup.validateOffsetCommit).
+    def check_coordinator(self, node: int, group: str) -> None:
+        """Raise TransactionRefused unless this broker is the group's coordinator and has read its log."""
+        self._states.state_at(node, group)
+
+    def group_at(self, node: int, group: str, *, may_create: bool = False) -> ClassicGroup:
+        """Return the members of a group.
+
+        Raises:
+            TransactionRefused: the broker is not the coordinator, is still reading the log, or does not know the group.
+        """
+        self.check_coordinator(node, group)
+        found = self._groups.get(group)
+        if found is None and not may_create:
+            raise TransactionRefused(ErrorCode.UNKNOWN_MEMBER_ID)
+        return found or self._group(group)
+
+    def _group(self, name: str) -> ClassicGroup:
+        if name not in self._groups:
+            self._groups[name] = ClassicGroup(self._new_member_id, lambda: self._is_served(name))
+        return self._groups[name]
+
+    def _new_member_id(self, start: str) -> str:
+        return f"{start}-{self._cluster.new_uuid()}"
+
+    def _is_served(self, group: str) -> bool:
+        node = self.node(group)
+        return node != NO_LEADER and self._cluster.broker(node).is_running
+
+    async def answer_of(self, group: str, waiting: asyncio.Future[T]) -> T:
+        """Wait for the result of a request that waits for other members.
+
+        Raises:
+            TransactionRefused: the group rejected the request, or another broker has become the coordinator.
+        """
+        partition = self.partition_of(group)
+        leader_epoch = partition.leader_epoch
+        changed = asyncio.Event()
+        waiting.add_done_callback(lambda _: changed.set())
+        with partition.watched(changed):
+            while not waiting.done() and partition.leader_epoch == leader_epoch:
+                await changed.wait()
+                changed.clear()
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        raise TransactionRefused(ErrorCode.NOT_COORDINATOR)
+
+    def check_member(
+        self,
+        node: int,
+        group: str,
+        generation: int,
+        member: str,
+        instance: str | None,
+        *,
+        in_transaction: bool = True,
+        unknown_group: ErrorCode = ErrorCode.ILLEGAL_GENERATION,
+    ) -> None:
+        """Check that this member is allowed to commit offsets (ClassicGroup.validateOffsetCommit).
+
+        `unknown_group` is the error of a member of a group that does not exist.
 
         Raises:
             TransactionRefused: the member is not allowed to commit offsets.
         """
-        membership = self._memberships.get(group)
-        if membership is None and not self.offsets_at(node, group).knows(group):
+        found = self._groups.get(group)
+        if found is None and not self.offsets_at(node, group).knows(group):
             if generation >= 0:
-                raise TransactionRefused(ErrorCode.ILLEGAL_GENERATION)
+                raise TransactionRefused(unknown_group)
             return
-        membership = membership or _Membership()
-        if generation < 0 and not membership.members:
-            return
-        if generation < 0 and member == UNKNOWN_MEMBER and instance is None:
-            return
-        if instance is not None:
-            owner = next((id for id, its in membership.members.items() if its == instance), None)
-            if owner is not None and owner != member:
-                raise TransactionRefused(ErrorCode.FENCED_INSTANCE_ID)
-        if member not in membership.members:
-            raise TransactionRefused(ErrorCode.UNKNOWN_MEMBER_ID)
-        if generation != membership.generation:
-            raise TransactionRefused(ErrorCode.ILLEGAL_GENERATION)
+        self._group(group).check_commit(member, instance, generation, in_transaction=in_transaction)
 
     async def commit(
-        self, group: str, producer: ProducerIdAndEpoch, offsets: Mapping[TopicPartition, CommittedOffset]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        producer: ProducerIdAndEpoch | None = None,
     ) -> None:
-        """Write the offsets of a transaction and wait until they are replicated.
+        """Write offsets, in the transaction of a producer if one is given, and wait until they are replicated.
 
         Raises:
             TransactionRefused: the log rejects them, the leader changes, or they are not replicated in time.
         """
         partition = self.partition_of(group)
         now_ms = self._cluster.now_ms()
-        batch = encode_batch(
-            [encoded_offset(group, target, committed, now_ms) for target, committed in offsets.items()],
-            now_ms,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.epoch,
-            base_sequence=0,  # always 0, because the log does not check the sequences of coordinators
-            attributes=TRANSACTIONAL,
-        )
+        records = [encoded_offset(group, target, committed, now_ms) for target, committed in offsets.items()]
+        if producer is None:
+            batch = encode_batch(records, now_ms)
+        else:
+            batch = encode_batch(
+                records,
+                now_ms,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=0,  # always 0, because the log does not check the sequences of coordinators
+                attributes=TRANSACTIONAL,
+            )
         offset = self._states.append(partition, batch)
         leader_epoch = partition.leader_epoch
         if not await wait_until(

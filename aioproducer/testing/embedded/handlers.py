@@ -1,9 +1,9 @@
 """The handler function for each API, and the topics that a request names.
 
 The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
-`offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them, for one request at a time on
-each connection. A handler changes the cluster's state and returns the response, or None if the protocol has no
-response; it never uses a socket.
+`group_requests`, `offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them for one
+request of a connection at a time. A handler changes the cluster's state and returns the response, or None if the
+protocol has no response; it never uses a socket.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aioproducer.protocol.messages import (
     FetchRequest,
     ListOffsetsRequest,
     MetadataRequest,
+    OffsetCommitRequest,
     OffsetFetchRequest,
     ProduceRequest,
     TxnOffsetCommitRequest,
@@ -27,13 +28,14 @@ from aioproducer.protocol.schema import Message
 from aioproducer.testing.embedded.broker_security import sasl_authenticate, sasl_handshake
 from aioproducer.testing.embedded.consumers import describe_producers, fetch, list_offsets
 from aioproducer.testing.embedded.faults import Target
+from aioproducer.testing.embedded.group_requests import heartbeat, join_group, leave_group, sync_group
 from aioproducer.testing.embedded.metadata_handlers import (
     api_versions,
     create_topics,
     find_coordinator,
     metadata,
 )
-from aioproducer.testing.embedded.offset_requests import offset_fetch, txn_offset_commit
+from aioproducer.testing.embedded.offset_requests import offset_commit, offset_fetch, txn_offset_commit
 from aioproducer.testing.embedded.produce_handler import produce
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.telemetry_requests import get_telemetry_subscriptions, push_telemetry
@@ -63,8 +65,13 @@ HANDLERS: dict[int, Handler] = {
     ApiKey.ADD_OFFSETS_TO_TXN: add_offsets_to_txn,
     ApiKey.END_TXN: end_txn,
     ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
+    ApiKey.OFFSET_COMMIT: offset_commit,
     ApiKey.OFFSET_FETCH: offset_fetch,
     ApiKey.DESCRIBE_PRODUCERS: describe_producers,
+    ApiKey.JOIN_GROUP: join_group,
+    ApiKey.HEARTBEAT: heartbeat,
+    ApiKey.LEAVE_GROUP: leave_group,
+    ApiKey.SYNC_GROUP: sync_group,
     ApiKey.SASL_HANDSHAKE: sasl_handshake,
     ApiKey.SASL_AUTHENTICATE: sasl_authenticate,
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: get_telemetry_subscriptions,
@@ -94,7 +101,7 @@ def targets(cluster: EmbeddedCluster, message: Message) -> list[Target]:
         return [(topic.name, None) for topic in message.topics]
     if isinstance(message, AddPartitionsToTxnRequest):
         return [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
-    if isinstance(message, TxnOffsetCommitRequest):
+    if isinstance(message, TxnOffsetCommitRequest | OffsetCommitRequest):
         return [(topic.name, part.partition_index) for topic in message.topics for part in topic.partitions]
     if isinstance(message, OffsetFetchRequest):
         topics = [

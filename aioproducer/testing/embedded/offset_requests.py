@@ -1,4 +1,4 @@
-"""The handlers for requests about group offsets: TxnOffsetCommit and OffsetFetch.
+"""The handlers for requests about group offsets: OffsetCommit, TxnOffsetCommit and OffsetFetch.
 
 The docstring of each handler lists the changes by version of its API.
 """
@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     TxnOffsetCommitRequest,
@@ -72,9 +74,17 @@ def _refused(
     context: RequestContext, request: TxnOffsetCommitRequest, targets: Iterable[TopicPartition]
 ) -> dict[TopicPartition, ErrorCode]:
     """Return the errors that are detected before the coordinator checks the request."""
-    denied = context.denied(
-        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id
-    ) or context.denied(Operation.READ, ResourceType.GROUP, request.group_id)
+    denied = context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+    if denied is not None:
+        return dict.fromkeys(targets, denied)
+    return _unreadable(context, request.group_id, targets)
+
+
+def _unreadable(
+    context: RequestContext, group: str, targets: Iterable[TopicPartition]
+) -> dict[TopicPartition, ErrorCode]:
+    """Return the errors of partitions that do not exist, or that this client can't read as a member of the group."""
+    denied = context.denied(Operation.READ, ResourceType.GROUP, group)
     if denied is not None:
         return dict.fromkeys(targets, denied)
     found = {}
@@ -107,6 +117,20 @@ async def _committed(
         request.member_id,
         request.group_instance_id,
     )
+    codes, offsets = _sorted(parts)
+    if offsets:
+        await groups.commit(request.group_id, offsets, producer)
+    return codes
+
+
+def _sorted(
+    parts: Mapping[
+        TopicPartition,
+        TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition
+        | OffsetCommitRequest.OffsetCommitRequestPartition,
+    ],
+) -> tuple[dict[TopicPartition, ErrorCode], dict[TopicPartition, CommittedOffset]]:
+    """Return the error codes of the offsets that can't be committed, and the other offsets."""
     codes = {}
     offsets = {}
     for target, part in parts.items():
@@ -115,9 +139,7 @@ async def _committed(
             codes[target] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
             offsets[target] = CommittedOffset(part.committed_offset, part.committed_leader_epoch, text)
-    if offsets:
-        await groups.commit(request.group_id, producer, offsets)
-    return codes
+    return codes, offsets
 
 
 async def _check_transaction(
@@ -135,6 +157,54 @@ async def _check_transaction(
     )
     if target in answers and answers[target].code is not ErrorCode.NONE:
         raise TransactionRefused(answers[target].code)
+
+
+async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Handle OffsetCommit. Version 5: no retention time. 6: leader epochs. 7: static members
+    (KIP-345). 9: GROUP_ID_NOT_FOUND, since Kafka 4.0."""
+    groups = context.cluster.groups
+    is_new = context.version >= 9 and not context.release.is_before_4
+    asked = {
+        TopicPartition(topic.name, part.partition_index): part
+        for topic in request.topics
+        for part in topic.partitions
+    }
+    codes = _unreadable(context, request.group_id, asked)
+    rest = {target: part for target, part in asked.items() if target not in codes}
+    if rest:
+        try:
+            groups.offsets_at(context.node, request.group_id)
+            groups.check_member(
+                context.node,
+                request.group_id,
+                request.generation_id_or_member_epoch,
+                request.member_id,
+                request.group_instance_id,
+                in_transaction=False,
+                unknown_group=ErrorCode.GROUP_ID_NOT_FOUND if is_new else ErrorCode.ILLEGAL_GENERATION,
+            )
+            too_large, offsets = _sorted(rest)
+            codes.update(too_large)
+            if offsets:
+                await groups.commit(request.group_id, offsets)
+        except TransactionRefused as refused:
+            codes.update(dict.fromkeys(rest, refused.code))
+    response = OffsetCommitResponse()
+    for topic in request.topics:
+        answers = [
+            OffsetCommitResponse.OffsetCommitResponsePartition(
+                partition_index=part.partition_index,
+                error_code=codes.get(TopicPartition(topic.name, part.partition_index))
+                or context.late_error(topic.name, part.partition_index)
+                or ErrorCode.NONE,
+            )
+            for part in topic.partitions
+            if not context.omits(topic.name, part.partition_index)
+        ]
+        response.topics.append(
+            OffsetCommitResponse.OffsetCommitResponseTopic(name=topic.name, partitions=answers)
+        )
+    return response
 
 
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:

@@ -30,9 +30,16 @@ _SINCE: dict[ApiKey, str] = {
     ApiKey.LIST_OFFSETS: "0.11:2 2.0:3 2.1:4 2.2:5 2.8:6 3.0:7 3.5:8 3.9:9 4.0:10 4.2:11",
     # 10: topic ids (KIP-516). 13: an error for the whole response (KIP-1102).
     ApiKey.METADATA: "0.11:4 1.0:5 2.0:6 2.1:7 2.3:8 2.4:9 2.8:11 3.1:12 4.0:13",
+    # 6: leader epochs (KIP-320). 7: static members (KIP-345). 10: topic ids.
+    ApiKey.OFFSET_COMMIT: "0.11:3 2.0:4 2.1:6 2.3:7 2.4:8 3.7:9 4.2:10",
     ApiKey.OFFSET_FETCH: "0.11:3 2.0:4 2.1:5 2.4:6 2.5:7 3.0:8 3.7:9 4.2:10",
     # 4: several keys at once (KIP-699).
     ApiKey.FIND_COORDINATOR: "0.11:1 2.0:2 2.4:3 3.0:4 3.8:5 3.9:6",
+    # 4: the first request gets a member id (KIP-394). 5: static members (KIP-345). 9: skip_assignment (KIP-814).
+    ApiKey.JOIN_GROUP: "0.11:2 2.0:3 2.2:4 2.3:5 2.4:6 2.5:7 3.2:9",
+    ApiKey.HEARTBEAT: "0.11:1 2.0:2 2.3:3 2.4:4",
+    ApiKey.LEAVE_GROUP: "0.11:1 2.0:2 2.4:4 3.2:5",
+    ApiKey.SYNC_GROUP: "0.11:1 2.0:2 2.3:3 2.4:4 2.5:5",
     ApiKey.SASL_HANDSHAKE: "0.11:0 1.0:1",
     # 3: the client's name and version (KIP-511).
     ApiKey.API_VERSIONS: "0.11:1 2.0:2 2.4:3 3.9:4",
@@ -89,7 +96,12 @@ _SERVED: dict[ApiKey, VersionRange] = {
     ApiKey.ADD_OFFSETS_TO_TXN: VersionRange(0, 4),
     ApiKey.END_TXN: VersionRange(0, 5),
     ApiKey.TXN_OFFSET_COMMIT: VersionRange(0, 5),
+    ApiKey.OFFSET_COMMIT: VersionRange(2, 9),
     ApiKey.OFFSET_FETCH: VersionRange(1, 8),
+    ApiKey.JOIN_GROUP: VersionRange(0, 9),
+    ApiKey.HEARTBEAT: VersionRange(0, 4),
+    ApiKey.LEAVE_GROUP: VersionRange(0, 5),
+    ApiKey.SYNC_GROUP: VersionRange(0, 5),
     ApiKey.SASL_HANDSHAKE: VersionRange(0, 1),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
     ApiKey.DESCRIBE_PRODUCERS: VersionRange(0, 0),

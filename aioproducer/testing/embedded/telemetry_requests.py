@@ -27,7 +27,7 @@ async def get_telemetry_subscriptions(
         return GetTelemetrySubscriptionsResponse(error_code=error)
     telemetry = context.cluster.telemetry
     instance_id = (
-        request.client_instance_id if request.client_instance_id != NIL_UUID else context.cluster._uuid()
+        request.client_instance_id if request.client_instance_id != NIL_UUID else context.cluster.new_uuid()
     )
     telemetry.instances.setdefault(instance_id, Instance())
     return GetTelemetrySubscriptionsResponse(

@@ -39,7 +39,8 @@ public class GoldenBytes {
         new Api("InitProducerId", 0, 5), new Api("AddPartitionsToTxn", 0, 3), new Api("AddOffsetsToTxn", 0, 4),
         new Api("EndTxn", 0, 5), new Api("TxnOffsetCommit", 0, 5), new Api("SaslAuthenticate", 0, 2),
         new Api("DescribeProducers", 0, 0),
-        new Api("GetTelemetrySubscriptions", 0, 0), new Api("PushTelemetry", 0, 0));
+        new Api("GetTelemetrySubscriptions", 0, 0), new Api("PushTelemetry", 0, 0), new Api("OffsetCommit", 2, 9),
+        new Api("JoinGroup", 0, 9), new Api("Heartbeat", 0, 4), new Api("LeaveGroup", 0, 5), new Api("SyncGroup", 0, 5));
 
     static final ObjectMapper JSON = new ObjectMapper().enable(JsonParser.Feature.ALLOW_COMMENTS);
     static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import aiokafka
@@ -172,6 +173,108 @@ async def test_aiokafka_creates_a_topic_on_demand_and_follows_its_leader():
             await producer.stop()
 
         assert [record.value for record in cluster.records("new")] == [b"1", b"2", b"3"]
+
+
+# Consumer groups
+
+
+@asynccontextmanager
+async def aiokafka_member(servers: str) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
+    """A member of the group "g", from the beginning of topic t."""
+    consumer = aiokafka.AIOKafkaConsumer(
+        "t",
+        bootstrap_servers=servers,
+        group_id="g",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        heartbeat_interval_ms=20,
+    )
+    await consumer.start()
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+async def next_two(consumer: aiokafka.AIOKafkaConsumer) -> set[int]:
+    """Read two records; their partitions."""
+    return {(await anext(consumer)).partition for _ in range(2)}
+
+
+@pytest.mark.promise("Test clusters", "the embedded cluster coordinates consumer groups")
+@pytest.mark.parametrize("versions", ["2.1", "2.8", "4.3"])
+async def test_aiokafka_consumers_share_a_topic_as_a_group(versions):
+    async with (
+        asyncio.timeout(WAIT),
+        EmbeddedCluster(3, topics={"t": 4}, versions=versions) as cluster,
+        aiokafka_member(cluster.bootstrap_servers) as first,
+    ):
+        await write(cluster.bootstrap_servers, our_records()[:10])
+        read = [await anext(first) for _ in range(10)]
+        await first.commit()
+        assert sum(cluster.groups.offsets("g").values()) == len(read)
+
+        async with aiokafka_member(cluster.bootstrap_servers) as second:
+            await cluster.groups.wait_stable("g", 2)
+            assert cluster.groups.generation("g") == 2
+            reading = [asyncio.create_task(next_two(member)) for member in (first, second)]
+            async with Producer(cluster.bootstrap_servers) as producer:
+                for partition in range(4):
+                    await producer.send("t", b"shared", partition=partition)
+            one, other = await asyncio.gather(*reading)
+            assert one | other == {0, 1, 2, 3}
+        await cluster.groups.wait_stable("g", 1)
+        await write(cluster.bootstrap_servers, our_records()[:3])
+        again = [await anext(first) for _ in range(3)]
+        assert {(one.partition, one.offset) for one in again}.isdisjoint(
+            (one.partition, one.offset) for one in read
+        )
+
+
+def librdkafka_reads_as_member(servers: str, strategy: str, count: int) -> tuple[list[bytes | None], str]:
+    """Read `count` records of topic t as a member of the group "g", commit and leave; the member id, too."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "g",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": strategy,
+            "heartbeat.interval.ms": 20,
+        }
+    )
+    try:
+        consumer.subscribe(["t"])
+        found: list[bytes | None] = []
+        give_up = time.monotonic() + WAIT
+        while len(found) < count and time.monotonic() < give_up:
+            for message in consumer.consume(count - len(found), 0.2):
+                assert message.error() is None, message.error()
+                found.append(message.value())
+        member_id = consumer.memberid()
+        consumer.commit(asynchronous=False)
+        return found, member_id
+    finally:
+        consumer.close()
+
+
+@pytest.mark.promise("Test clusters", "the embedded cluster coordinates consumer groups")
+@pytest.mark.parametrize(
+    ("versions", "strategy"), [("2.1", "range"), ("2.8", "roundrobin"), ("4.3", "cooperative-sticky")]
+)
+async def test_librdkafka_reads_as_a_member_of_a_group_and_goes_on_where_it_left(versions, strategy):
+    async with EmbeddedCluster(3, topics={"t": 4}, versions=versions) as cluster:
+        servers = cluster.bootstrap_servers
+        await write(servers, our_records()[:10])
+        first, one = await in_thread(lambda: librdkafka_reads_as_member(servers, strategy, 10))
+        assert sum(cluster.groups.offsets("g").values()) == 10
+        assert cluster.groups.members("g") == {}
+        await write(servers, our_records()[10:13])
+        second, other = await in_thread(lambda: librdkafka_reads_as_member(servers, strategy, 3))
+
+    assert one != other
+    assert (len(first), len(second)) == (10, 3)
+    assert second == [record.value for record in our_records()[10:13]]
 
 
 # What our producer wrote

@@ -15,7 +15,7 @@ from tests.support.conformance.suite import CASES, RELEASES, Case, Target, prepa
 CASE_MODULES = [
     f"tests.support.conformance.{name}"
     for name in (
-        "batches codecs records idempotence targets metadata producers new_topics reading connections".split()
+        "batches codecs records idempotence targets metadata producers new_topics reading groups connections".split()
     )
 ]
 # They are no test modules, but they assert.
