@@ -125,7 +125,7 @@ class LoopThread:
         return not self._ended.is_set()
 
     def post(self, function: Callable[[], object]) -> bool:
-        """Schedule a call of `function` in the loop. Return False if the loop is closed."""
+        """Schedule a call to `function` in the loop. Return False if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:

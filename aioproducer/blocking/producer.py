@@ -204,7 +204,7 @@ class Producer:
         check_may_block()
         if self._sends.thread is not None or self._report is not None:
             raise IllegalStateError(
-                "the producer was started or closed before; start() works once, build a new one"
+                "the producer was started or closed before; it can only be started once, so create a new one"
             )
         thread = self._sends.thread = enter(self)
         try:

@@ -44,7 +44,7 @@ class BrokerEntry:
         self.node = node
         # the attempt to connect
         self.task: asyncio.Task[None] | None = None
-        """The task of the current attempt to connect, if any."""
+        """The task for the current attempt to connect, if any."""
         self.attempt: Connection | None = None
         """The first connection in that attempt."""
         self.dialing_since = 0.0

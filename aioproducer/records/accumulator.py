@@ -311,7 +311,7 @@ class Accumulator:
             self.compressor.compress_if_quick(batch)
 
     def end_record(self, delivery: Delivery, error: BaseException) -> None:
-        """End one record in a batch that was sent. If it was the last live record, the batch is not sent again."""
+        """Complete one record in a batch that was sent. If it was the last live record, the batch is not sent again."""
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, False)
         self._abandon_if_empty(batch)
@@ -439,8 +439,8 @@ class Accumulator:
                 group.pop(queue, None)
 
     def expired(self, now: float) -> list[ProducerBatch]:
-        """Return the batches whose delivery timeout has passed, and the batches without live records for which a
-        response can no longer arrive."""
+        """Return the batches whose delivery timeout has passed, and those that have no live records and can no longer
+        receive a response."""
         found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
         for batch in self.incomplete:
             if batch.deadline > now:

@@ -28,7 +28,7 @@ class PartitionChoice:
         self.is_compiled = kind == "murmur2"
         """True if the compiled path chooses all partitions, with Java's murmur2 and sticky partitions."""
         self._known: dict[str, tuple[TopicInfo, tuple[int, ...], tuple[int, ...]]] = {}
-        """The TopicInfo of each topic, its partitions, and those that are available."""
+        """For each topic: its TopicInfo, its partitions, and its available partitions."""
 
     def partition_for(self, info: TopicInfo, key: bytes | None) -> int:
         """Return the partition for a record with this key, or COMPILED_PATH_CHOOSES.

@@ -1,4 +1,4 @@
-"""Checks addresses: the results of the user's address filters, and the IP addresses that are rejected by default.
+"""Checks addresses against the user's address filters, and against the IP addresses that are rejected by default.
 
 The functions do no I/O. `Brokers` calls them before it connects to a broker; the dialer calls them before it opens a
 socket."""

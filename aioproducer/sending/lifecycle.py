@@ -163,7 +163,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         """
         if self._state is not ProducerState.NEW:
             raise IllegalStateError(
-                f"the producer is {self._state.value}; start() works once, build a new one"
+                f"the producer is {self._state.value}; it can only be started once, so create a new one"
             )
         self._loop = _running_loop()
         self._started_at = self._loop.time()

@@ -39,8 +39,8 @@ class OwnTimeouts:
     def end_rows_after(
         self, spans: Sequence[Span], timeout: float, began: float, waits: Sequence[FlushWait] = ()
     ) -> None:
-        """End the records from one call `timeout` seconds after the loop time `began`, and then end the waits for these
-        records."""
+        """Once the loop time is `timeout` seconds past `began`, time out the records from one call and end the waits
+        for them."""
         timer = self._loop.call_at(began + timeout, self._end_rows, spans, timeout, waits, 0)
         FlushWait(self._loop, pending_batches(spans)).future.add_done_callback(lambda _: timer.cancel())
 

@@ -224,7 +224,8 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
 def _read_marker(producer: Producer, options: SinkOptions) -> tuple[Version | None, int]:
     """Return the last committed write, or None, and the number of writes up to it.
 
-    A topic that was added to the list has no marker yet. A topic that was not in the list for a time has an old one."""
+    A topic that was added to the list has no marker yet. A topic that was missing from the list for a while has an
+    outdated one."""
     markers: list[tuple[int, Version | None]] = [(0, None)]
     for found in producer.committed(_group(options), _marker_places(options)).values():
         if found is None:

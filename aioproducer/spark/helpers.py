@@ -167,7 +167,7 @@ def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> Stre
     """Start a query and wait until it ends; start it again if a lost task has ended it.
 
     Spark ends a query whose batch fails. The failed batch is not committed, so a new start of the query writes it
-    again, in a new transaction. The query also ends, with its own error, if another start can't help.
+    again, in a new transaction. The query also ends, with its own error, if starting it again wouldn't help.
 
         query = run_query(lambda: writer.option("checkpointLocation", folder).start())
 

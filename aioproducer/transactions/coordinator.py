@@ -109,7 +109,9 @@ class Coordinator:
             await self._calls.join("initialize")
 
     async def commit(self) -> None:
-        """Send the buffered records and commit. After an error, nothing was committed unless its outcome is UNKNOWN."""
+        """Send the buffered records and commit.
+
+        If this raises an error, nothing was committed, unless the error's outcome is UNKNOWN."""
         if self._calls.has_succeeded_unseen("commit"):
             return
         if self._calls.running("commit") is None:

@@ -125,7 +125,8 @@ class Transaction:
         self.may_have_started = False
         """True if the coordinator may know the transaction, which must then be ended there."""
         self.began: float | None = None
-        """The loop time at which the coordinator may first have known the transaction. The time-out starts then."""
+        """The earliest loop time at which the coordinator may have known about the transaction. The time-out starts
+        then."""
         self.has_expired = False
         """True if the transaction came too close to its time-out, so that the producer aborts it of its own accord."""
         self.epoch_is_spent = False

@@ -326,7 +326,7 @@ async def test_a_second_start_says_what_to_do_and_harms_nobody():
 
         for error in (again, after):
             assert type(error) is IllegalStateError
-            assert "start() works once, build a new one" in str(error)
+            assert "it can only be started once, so create a new one" in str(error)
         assert "running" in str(again)
         assert "closed" in str(after)
         assert delivery.result().offset == 0

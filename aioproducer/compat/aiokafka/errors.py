@@ -1,4 +1,4 @@
-"""The names of aiokafka.errors, so that `except` clauses written for aiokafka keep their meaning.
+"""The names from aiokafka.errors, so that `except` clauses written for aiokafka keep working.
 
     from aioproducer.compat.aiokafka.errors import KafkaError, KafkaTimeoutError, NotEnoughReplicasError
 

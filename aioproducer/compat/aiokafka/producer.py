@@ -18,7 +18,7 @@ from aioproducer.compat.aiokafka.translation import aiokafka_errors
 
 
 class AIOKafkaProducer:
-    """aiokafka's producer, for code in which only the imports change.
+    """A replacement for aiokafka's producer: existing code only has to change its imports.
 
         from aioproducer.compat.aiokafka import AIOKafkaProducer
         from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError

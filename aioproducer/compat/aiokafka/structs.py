@@ -11,7 +11,7 @@ __all__ = ["OffsetAndMetadata", "RecordMetadata", "TopicPartition"]
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a stored record, as a tuple."""
+    """The position of a stored record, as a tuple."""
 
     topic: str
     partition: int

@@ -171,7 +171,7 @@ class Partition:
             self._lagging.add(node)
 
     def start_fetching(self, node: int) -> None:
-        """Let a replica that had stopped catch up."""
+        """Let a replica catch up after it was stopped."""
         if node in self._lagging:
             self.broker_started(node)
 
