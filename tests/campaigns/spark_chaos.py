@@ -85,7 +85,10 @@ REAL_DEATHS = {
     "leader": Crash("leader", "before row", "broker", victim="leader"),
 }
 """The same where the brokers are real, and are killed."""
-EXECUTOR = {"F3 executor": Crash("F3", "row", "executor")}
+EXECUTOR = {
+    "F3 executor": Crash("F3", "row", "executor"),
+    "F3 acknowledged": Crash("F3", "acknowledged", "executor"),
+}
 """What can be done besides where executors are processes of their own."""
 EXECUTORS = "local-cluster[2,1,512]"
 AT_LEAST_ONCE = ("F5", "leader")
@@ -187,7 +190,14 @@ class Run:
         write_files(self._folder / "in", count, self.files)
         self.files += count
 
-    def drive(self, crash: Crash | None = None, *, shuffle: int = 2, no_marker: bool = False) -> int:
+    def drive(
+        self,
+        crash: Crash | None = None,
+        *,
+        shuffle: int = 2,
+        no_marker: bool = False,
+        job: str = "stream",
+    ) -> int:
         """Let the driver write what is new.
 
         Returns:
@@ -204,7 +214,7 @@ class Run:
                 fault = stack.enter_context(self._place.fault(**told.fault, skip=told.visit - 1))
             pid = self._place.victim(told, self.topic, self.topics[-1]) if told.victim else 0
             try:
-                ended = self._play(told, shuffle, no_marker, pid)
+                ended = self._play(told, shuffle, no_marker, pid, job)
             finally:
                 died = self._place.mend()
         self.log.append(f"{told.point}: exit {ended.code}\n{ended.said}")
@@ -219,10 +229,10 @@ class Run:
             raise Broken(f"{told.point} was not reached: {self.log[-1]}")
         return ended.code
 
-    def _play(self, told: Crash, shuffle: int, no_marker: bool, pid: int) -> Ended:
+    def _play(self, told: Crash, shuffle: int, no_marker: bool, pid: int, job: str) -> Ended:
         return self._driver.play(
             {
-                "job": "stream",
+                "job": job,
                 "servers": self._place.servers,
                 "topic": self.topic,
                 "topics": self.topics,

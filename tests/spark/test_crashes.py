@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from aioproducer.blocking import Producer
+from aioproducer.spark.exactly_once import AGAIN
 from tests.campaigns import spark_chaos
 from tests.campaigns.spark_chaos import (
     AT_LEAST_ONCE,
@@ -145,7 +147,7 @@ def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place,
 def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(driver, place, tmp_path):
     run = Run(driver, place, "three", tmp_path / "run", topics=3)
 
-    play(run, [DEATHS[name] for name in ("F3 error", "F7", "F8", "F10", "F12")])
+    play(run, [DEATHS[name] for name in ("F7", "F10", "F12")])
 
     assert all(place.committed(topic) for topic in ("three", "three-2", "three-3"))
 
@@ -224,8 +226,9 @@ def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twi
     anywhere, executors, topic, tmp_path
 ):
     run = Run(executors, anywhere, topic, tmp_path / "run")
+    crashes = [EXECUTOR["F3 executor"], DEATHS["F3 error"], EXECUTOR["F3 acknowledged"]]
 
-    assert play(run, [EXECUTOR["F3 executor"], DEATHS["F3 error"]]) == 1
+    assert play(run, crashes) == 2
 
     # A second attempt failed the batch, or a second writer if Spark ran the stage again. If the dead task had not sent
     # anything, a second writer succeeds at once; otherwise it never does (test_a_stage_that_runs_again... in
@@ -233,3 +236,21 @@ def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twi
     # its reason.
     assert "SinkError: exactly_once: task " in run.log[0] or run.log[0] == "F3: exit 0\n"
     assert "SinkError: crash at row" in run.log[1]
+    assert "SinkError: exactly_once: task " in run.log[2]
+    assert "executor was lost" in run.log[2]
+    assert AGAIN in run.log[2]
+
+
+@pytest.mark.promise("Spark", "a query is started again if an executor was lost, a bounded number of times")
+@pytest.mark.timeout(400)
+def test_a_query_whose_executor_is_killed_is_started_again_and_the_executor_is_named(
+    place, executors, topic, tmp_path
+):
+    run = Run(executors, place, topic, tmp_path / "run")
+    run.add_files(2)
+
+    assert run.drive(EXECUTOR["F3 acknowledged"], job="supervised") == 0
+
+    run.check()
+    assert "attempt 1 of 6 failed; the query is started again" in run.log[0]
+    assert re.search(r"Spark reports: .*(executor \d+ on \S+ was lost|ExecutorLostFailure)", run.log[0])

@@ -405,7 +405,7 @@ def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_pat
         counts = {f"{topic}-{letter}": 3 for letter in letters}
         rows = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 1)
         which = F.expr(
-            f"concat('{topic}-', element_at(array({str(letters)[1:-1]}), key % {len(letters)} + 1))"
+            f"concat('{topic}-', element_at(array({str(letters)[1:-1]}), CAST(key AS int) % {len(letters)} + 1))"
         )
         rows = partition_by_key(rows.json(str(folder)).withColumn("topic", which), counts)
         options = {"delivery": "exactly_once", "transactionalId": topic, "topics": ",".join(counts)}

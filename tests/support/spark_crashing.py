@@ -141,6 +141,7 @@ if FOLDER in os.environ:  # not in the process of a test that only knows the nam
     _around(exactly_once, "commit", "commit", "committed")
     _around(exactly_once, "_end", "end")
     _around(task.TaskWriter, "_send", "before row", "row")
+    _around(task.TaskWriter, "finish", None, "acknowledged")
     _around(sink._Writer, "_commit", "any commit")
     exactly_once.abort = _telling(exactly_once.abort)
     exactly_once._is_done = _forgetful(exactly_once._is_done)

@@ -8,6 +8,7 @@ write, reading by Spark's own Kafka source, which needs its jars, and what it an
 from __future__ import annotations
 
 import json
+import logging
 import os
 import selectors
 import signal
@@ -20,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from pyspark.sql.functions import expr
 
-from aioproducer.spark import partition_by_key
+from aioproducer.spark import partition_by_key, run_query
 from tests.support.spark_crashing import FOLDER, GROUP, CrashingSink, give_order, visits
 from tests.support.spark_stage import FORMAT, ROOT, session
 
@@ -131,9 +132,8 @@ def main(answers: int, master: str, jars: str) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         told = {"is_done": True, "failures": [], "visits": 0, "values": []}
-        told |= {"stream": stream, "write": write_rows, "read": read, "fail": fail}[order["job"]](
-            spark, order
-        )
+        jobs = {"stream": stream, "supervised": supervised, "write": write_rows, "read": read, "fail": fail}
+        told |= jobs[order["job"]](spark, order)
         os.write(answers, json.dumps(told).encode() + b"\n")
 
 
@@ -180,6 +180,23 @@ def stream(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:  # what a supervisor would do with any of them
             failures.append(str(error).replace("\n", " ")[:2000])
     return {"is_done": len(failures) < STARTS, "failures": failures, "visits": visits()}
+
+
+def supervised(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """As `stream`, but run_query starts the query again; the failures are what it logs."""
+    give_order(order)
+    spark.conf.set("spark.sql.shuffle.partitions", order["shuffle"])
+    failures: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: failures.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("aioproducer.spark.helpers")
+    logger.addHandler(handler)
+    options = [order["sink"]]
+    try:
+        run_query(lambda: query(spark, order, options.pop() if options else {}), attempts=STARTS)
+    finally:
+        logger.removeHandler(handler)
+    return {"failures": failures, "visits": visits()}
 
 
 def query(spark: Any, order: dict[str, Any], options: dict[str, str]) -> Any:
