@@ -129,6 +129,19 @@ def test_links_lead_to_copies_or_into_the_repository():
     )
 
 
+def test_the_name_of_a_guide_is_replaced_by_its_title():
+    text = "[delivery.md](delivery.md#order) [alerts.yml](prometheus/alerts.yml) [the runbook](runbook.md)"
+
+    assert guides.adapted(text, "security.md") == (
+        "[What happens to my record](delivery.md#order) [alerts.yml](prometheus/alerts.yml) "
+        "[the runbook](runbook.md)"
+    )
+
+
+def test_a_vertical_bar_in_the_code_of_a_table_has_no_backslash():
+    assert guides.adapted("| `a\\|b` | c\\|d |", "x.md") == "| `a|b` | c\\|d |"
+
+
 def test_links_of_copies_are_relative_to_their_own_folder():
     assert guides.adapted("![p](results/lag.svg) [m](REMARKS.md)", "benchmarks.md") == (
         f"![p](results/lag.svg) [m]({guides.SOURCE}/blob/main/benchmarks/REMARKS.md)"

@@ -43,7 +43,8 @@ _COMMENT_OR_CODE = re.compile(
 )
 _LIST_INDENT = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
 """The indentation of a list item's further lines; Python's Markdown requires 4 spaces there."""
-_LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_INLINE_CODE = re.compile(r"`[^`\n]*`")
+_LINK = re.compile(r"\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def adapted(markdown: str, page: str) -> str:
@@ -74,17 +75,30 @@ def _for_the_site(prose: str, page: str) -> str:
     sources = {copy: source for source, copy in COPIES.items()}
     folder = posixpath.dirname(sources[page]) if page in sources else "docs"
 
-    def target_of(found: re.Match[str]) -> str:
+    def link_for(found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, found["target"]))
-        anchor = found["anchor"] or ""
+        text = title_of(path) if found["text"] == posixpath.basename(path) else found["text"]
+        return f"[{text}]({target_of(path)}{found['anchor'] or ''})"
+
+    def target_of(path: str) -> str:
         if path in COPIES:
-            return COPIES[path] + anchor
+            return COPIES[path]
         if path.startswith("docs/"):
-            return path.removeprefix("docs/") + anchor  # mkdocs checks it
+            return path.removeprefix("docs/")  # mkdocs checks it
         if path.startswith(f"{PLOTS}/"):
             return f"results/{posixpath.basename(path)}"
         if not (ROOT / path).exists():
             raise ValueError(f"{page}: a link leads to {path}, which does not exist")
-        return f"{SOURCE}/blob/main/{path}{anchor}"
+        return f"{SOURCE}/blob/main/{path}"
 
-    return _LIST_INDENT.sub("    ", _LINK.sub(target_of, prose))
+    # GitHub needs the backslash before a vertical bar in the code of a table, and Python's Markdown shows it.
+    prose = _INLINE_CODE.sub(lambda found: found[0].replace("\\|", "|"), prose)
+    return _LIST_INDENT.sub("    ", _LINK.sub(link_for, prose))
+
+
+def title_of(path: str) -> str:
+    """Return the title of a guide, whose file readers of the site do not know, and of any other file its name."""
+    file = ROOT / path
+    if not path.startswith("docs/") or file.suffix != ".md" or not file.exists():
+        return posixpath.basename(path)
+    return file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

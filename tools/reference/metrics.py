@@ -20,7 +20,7 @@ def page() -> str:
     """Return the reference page."""
     exported = table(HEAD, [row_for(family) for family in FAMILIES])
     snapshots = "\n\n".join(
-        f"::: aioproducer.observe.snapshots.{name}\n    options:\n      heading_level: 3\n      show_bases: false"
+        f"::: aioproducer.observe.snapshots.{name}\n    options:\n      heading_level: 3\n      members_order: source"
         for name in SNAPSHOTS
     )
     return f"""# Metrics
