@@ -1,5 +1,6 @@
 # make demo    the flights of 2013 through the producer, verified        make demo KAFKA=apache | host:port
 # make pipeline    the same through Spark, a batch and a stream, verified; KAFKA=... as above, SPARK=cluster
+# make docs    the documentation site, into build/site, with warnings as errors        make changelog    the notes of the next release
 # make test    the quick tests, a real Kafka and Spark among them; test-all runs the others   make check | bench | wheel | wheels | clean
 # make soak    fault schedules in virtual time       make catalogue | chaos | chaos-spark | availability | fuzz | asan | mutants | matrix
 PYTHON ?= python3
@@ -11,7 +12,7 @@ ARGS   ?=
 
 SOURCES := setup.py $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi aioproducer/*/*.h)
 
-.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel wheels workflow setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue
+.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel wheels workflow setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue docs changelog
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -68,6 +69,26 @@ wheel: setup
 # Wheels for each CPython of this machine, tested in empty environments.   ARGS="--targets manylinux,musllinux,aarch64"
 wheels: setup
 	$(BIN)/python tools/wheels.py $(ARGS)
+
+# The documentation site.   ARGS="--site-dir elsewhere"; `build/docs-site/bin/python -m mkdocs serve` shows it while you write
+DOCS := build/docs-site
+docs: setup $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet $(ARGS)
+
+# The site is printed from the package as it stands; only what the package requires is installed here, and the tools.
+REQUIRED := import tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["dependencies"], *project["optional-dependencies"]["cli"], sep="\n")
+$(DOCS)/.ready: pyproject.toml | setup
+	$(BIN)/python -m venv $(DOCS)
+	$(BIN)/python -c '$(REQUIRED)' > $(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	$(DOCS)/bin/python -m pip install -q --group docs -r $(DOCS)/requirements.txt
+	touch $@
+
+# What the fragments in changelog.d/ add to CHANGELOG.md with the next release.
+changelog: setup $(DOCS)/.ready
+	$(DOCS)/bin/python -m towncrier build --draft --version "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" $(ARGS)
 
 # The release workflow and what it builds, as far as they can be checked without running them; needs Go for actionlint.
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.7

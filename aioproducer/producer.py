@@ -263,7 +263,8 @@ class Producer(Lifecycle, Bulk):
                 TopicAuthorizationError: the cluster does not allow this client to write.
                 ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer is not started or is
                     closed, or it belongs to another event loop, thread or process.
-                If send() raises, the record is not sent.
+
+            If send() raises, the record is not sent.
 
             If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
             sent, even if its delivery, or a task that awaits it, is cancelled.

@@ -373,8 +373,9 @@ class Producer:
         serializers and interceptors. Otherwise it returns immediately.
 
         Raises:
-            The errors of `aioproducer.Producer.send`, which mean that the record was not sent. An error that occurs
-            after `send` has returned (for example, because the buffer has just become full) is raised by the delivery.
+            KafkaError: those of `aioproducer.Producer.send`, which mean that the record was not sent. An error that
+                occurs after `send` has returned (for example, because the buffer has just become full) is raised by the
+                delivery.
 
         If Ctrl-C interrupts the wait, the record is either in the buffer or will not be sent.
         """

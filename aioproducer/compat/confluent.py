@@ -152,7 +152,7 @@ class Producer(AsyncProducer):
             group_id: the result of `consumer.consumer_group_metadata()`, a ConsumerGroupMetadata, or the group's id.
 
         Raises:
-            The errors of `aioproducer.Producer.send_offsets_to_transaction`.
+            KafkaError: those of `aioproducer.Producer.send_offsets_to_transaction`.
         """
         await super().send_offsets_to_transaction(offsets, group_id)
 

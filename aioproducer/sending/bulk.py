@@ -114,7 +114,7 @@ class Bulk(RecordPath):
 
         Raises:
             IllegalStateError: the batch is empty or has already been sent.
-            Others as for `send`.
+            Others: see `send`.
 
         If the call is cancelled while it waits, the batch is not sent. A batch that is already in the buffer is sent.
         """
@@ -260,7 +260,7 @@ class Bulk(RecordPath):
 
         Raises:
             InvalidRecordError: the columns are malformed, or differ in length.
-            Others as for `send`. If send_many() raises, no row is sent.
+            Others: see `send`. If send_many() raises, no row is sent.
 
         If the call is cancelled, only the first rows, those that are already in the buffer, are sent.
         """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NOT_DISTRIBUTED = (".ci/", ".github/", ".gitignore")
+NOT_DISTRIBUTED = (".ci/", ".github/", ".gitignore", ".readthedocs.yaml")
 ADDED_BY_SETUPTOOLS = {"PKG-INFO", "setup.cfg"}
 
 

@@ -12,9 +12,11 @@ import pytest
 
 from aioproducer import ConfigError, Producer, ProducerConfig
 from aioproducer.settings.keys import KEYS, Fate
-from aioproducer.settings.table import SETTINGS, SecuritySettings, Setting
+from aioproducer.settings.table import SETTINGS, SecuritySettings
 from aioproducer.settings.unsettled import UnsettledSettings
 from aioproducer.types import Secret
+from tools.reference.markdown import rows_of, section
+from tools.reference.settings import HEADING, row_for
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 SIGNATURE = inspect.signature(Producer).parameters
@@ -155,46 +157,11 @@ def test_text_for_any_setting_is_parsed_or_refused_with_a_sentence(name):
 # -------------------------------------------------------------------------------------------------- the guide
 
 
-def rows_of_the_guide(heading: str) -> list[list[str]]:
-    """The cells of the tables below a heading of docs/configuration.md."""
-    part = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in part.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-
-
-def code(*names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names if name)
-
-
-def default_of(setting: Setting) -> str:
-    if setting.name == "enable_idempotence":
-        return "on if `acks` is all"
-    if setting.name == "delivery_timeout_ms":
-        return "`120000`"
-    if setting.default is None:
-        return ""
-    if isinstance(setting.default, tuple | dict):
-        return code(*map(str, setting.default))
-    return f"`{setting.default}`"
-
-
-def row_for(setting: Setting) -> list[str]:
-    """All but the meaning, which is the guide's own."""
-    return [
-        code(setting.name),
-        setting.value_type.described.replace("|", "\\|"),
-        default_of(setting),
-        code(setting.java),
-        code(*setting.librdkafka),
-        code(setting.aiokafka),
-    ]
-
-
 @pytest.mark.promise(
     "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
 )
 def test_the_guide_has_a_row_for_every_setting_and_it_is_true():
-    rows = rows_of_the_guide("All settings")
+    rows = rows_of(section(PAGE.read_text(), HEADING))
 
     assert [row[:6] for row in rows] == [row_for(setting) for setting in SETTINGS.values()]
     assert all(len(row) == 7 and len(row[6]) > 10 for row in rows), "each says what it means"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,19 +77,25 @@ class Docs:
         await self._stop.wait()
         await self.cluster.stop()
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the cluster's thread, and return its result."""
+
         async def call() -> T:
             return function()
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
 
+    def run(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the cluster's thread, and return its result. Call it in a thread of its own."""
+        return asyncio.run_coroutine_threadsafe(waiting, self._loop).result(10)
+
     def topic(self, name: str, partitions: int) -> None:
         """Create a topic; without that a topic is made when it is asked for, with one partition."""
-        self._call(lambda: self.cluster.create_topic(name, partitions))
+        self.call(lambda: self.cluster.create_topic(name, partitions))
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """What was written to a topic of the cluster that the page's addresses lead to."""
-        return self._call(lambda: self.cluster.records(topic, partition))
+        return self.call(lambda: self.cluster.records(topic, partition))
 
     def values(self, topic: str) -> list[Any]:
         """The values that were written to a topic; bytes, or None for a tombstone."""

@@ -132,8 +132,8 @@ class AIOKafkaProducer:
         """Send a record without lingering. Return its metadata when it is acknowledged, or None with acks=0.
 
         Raises:
-            The errors of `send`, and the error of a failed record, such as NotEnoughReplicasError. The latter is also
-            an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the log.
+            KafkaError: those of `send`, and the error of a failed record, such as NotEnoughReplicasError. The latter is
+                also an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the log.
         """
         key, value = await self._serialized(key, value)
         with aiokafka_errors:
@@ -161,7 +161,7 @@ class AIOKafkaProducer:
         """Send a batch from `create_batch`. The result of the future is the metadata of the first record.
 
         Raises:
-            The errors of `send`.
+            KafkaError: those of `send`.
         """
         inner: Batch = batch._batch if isinstance(batch, BatchBuilder) else batch
         with aiokafka_errors:

@@ -1,4 +1,4 @@
-"""docs/delivery.md shows the error table as it is: `python -m tests.project.test_delivery_guide` prints it again."""
+"""docs/error-table.md shows the error table as it is: `python -m tests.project.test_error_table` prints it again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.outcomes import TABLE, UNKNOWN_CODES, Action, Failure, Moment, Rule
 from aioproducer.types import Outcome
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "delivery.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "error-table.md"
 BEGIN, END = "<!-- table -->\n", "<!-- /table -->\n"
 
 
@@ -39,10 +39,10 @@ def table() -> str:
         ]
         body = [line for name, rules in rows for line in lines(name, rules)]
         title = api.name.replace("_", " ").title().replace(" ", "")
-        text += ["", f"### {title}", "", *head, *body, *lines("any other code", unknown)]
+        text += ["", f"## {title}", "", *head, *body, *lines("any other code", unknown)]
     events = (*Failure, *Moment)
     failures = [line for event in events for line in lines(event.value, TABLE[event])]
-    text += ["", "### No answer", "", *head, *failures, ""]
+    text += ["", "## No answer", "", *head, *failures, ""]
     return "\n".join(text)
 
 

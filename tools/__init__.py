@@ -1,0 +1,1 @@
+"""Programs for maintainers: wheels, and the documentation site."""
