@@ -10,6 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -245,6 +246,7 @@ class _ConfluentInput(Input):
         self._polling: asyncio.Future[tuple[int, list[Any]]] | None = None
         # Set by the callbacks, which run in the thread while poll() waits for it.
         self._assigned: dict[TopicPartition, None] = {}
+        self._asking: Future[dict[TopicPartition, int]] | None = None
         self._failure: BaseException | None = None
         self._is_incremental = False
         self._is_closed = False
@@ -278,7 +280,8 @@ class _ConfluentInput(Input):
             self.membership = group_metadata(consumer.consumer_group_metadata())
             places = [TopicPartition(place.topic, place.partition) for place in partitions]
             asking = self._positions.of(self.membership.group_id, places)
-            positions = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+            self._asking = asyncio.run_coroutine_threadsafe(asking, self._loop)
+            positions = self._asking.result()
         except BaseException as error:
             self._failure = error  # poll() raises it: an exception would not leave this callback
             return
@@ -302,10 +305,13 @@ class _ConfluentInput(Input):
     async def poll(self, max_records: int, timeout: float) -> Records:
         if self._polling is None:
             self._polling = self._loop.run_in_executor(self._thread, self._consume, max_records, timeout)
-        # A cancelled call leaves the poll running, and the next call gets its records.
+        # A call that is cancelled, here or in _put_back(), leaves the poll and its records to the next call.
         await asyncio.wait([self._polling])
-        polling, self._polling = self._polling, None
-        changes, messages = polling.result()
+        try:
+            changes, messages = self._polling.result()
+        except BaseException:
+            self._polling = None
+            raise
         if self._failure is not None:
             raise self._failure
         records: Records = {}
@@ -316,7 +322,8 @@ class _ConfluentInput(Input):
         self._note_starts(records)
         if self.changes != changes:
             await self._put_back(records)
-            return {}
+            records = {}
+        self._polling = None
         return records
 
     def _consume(self, max_records: int, timeout: float) -> tuple[int, list[Any]]:
@@ -360,6 +367,8 @@ class _ConfluentInput(Input):
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._asking is not None:
+            self._asking.cancel()
         cancelled = None
         if self._polling is not None:
             cancelled = await ended(self._polling)

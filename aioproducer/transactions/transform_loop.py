@@ -198,7 +198,9 @@ class TransformLoop:
                 await to_the_end(self._undo(batch))
         finally:
             self._idle.set()
-        if may_retry and not isinstance(failure, asyncio.CancelledError | IllegalStateError):
+        if isinstance(failure, IllegalStateError) and error is None:
+            self._failure = failure  # the block has ended the transaction itself
+        elif may_retry and not isinstance(failure, asyncio.CancelledError):
             self._attempts += 1
             if self._attempts < self._max_attempts:
                 self._producer._log.warning(
@@ -237,23 +239,27 @@ class TransformLoop:
 
         The group's committed offset is in front of this record, and there is no other record between them.
         """
+        assert self._input is not None
+        try:
+            await self._abort()
+            # After a change of the assignment, the partitions get their positions from the committed offsets.
+            if batch.changes == self._input.changes:
+                await self._input.seek(batch.starts)
+        except BaseException as error:
+            # The loop must not go on: the consumer's next records are behind those of this batch.
+            self._failure = error
+            raise
+
+    async def _abort(self) -> None:
         for attempt in range(1, self._max_attempts + 1):
             if self._producer._transaction.state not in _OPEN:
-                break
+                return
             try:
                 await self._producer.abort_transaction()
             except TransactionTimeoutError as error:
                 if attempt == self._max_attempts:
-                    self._failure = error
                     raise
                 self._producer._log.warning("the abort of a TransformLoop's batch is repeated: %s", error)
-            except KafkaError as error:
-                self._raise_if_final(error)
-                raise
-        assert self._input is not None
-        # After a change of the assignment, the partitions get their positions from the committed offsets.
-        if batch.changes == self._input.changes:
-            await self._input.seek(batch.starts)
 
     def _raise_if_final(self, error: BaseException) -> None:
         """End the loop if this producer epoch cannot be used again.
@@ -339,8 +345,8 @@ class TransformBatch:
     async def __aenter__(self) -> Self:
         if self.has_begun:
             raise IllegalStateError("a batch can be entered only once; the loop returns its records again")
-        self.has_begun = True
         await self._loop._begin()
+        self.has_begun = True
         return self
 
     async def __aexit__(

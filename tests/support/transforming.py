@@ -31,8 +31,9 @@ def new_consumer(
     reset: str = "earliest",
     group: str = GROUP,
     heartbeat_ms: int = HEARTBEAT_MS,
+    **settings: Any,
 ) -> Any:
-    """Create a consumer; aiokafka's is not started yet."""
+    """Create a consumer; aiokafka's is not started yet. `settings` are those of aiokafka."""
     if kind == AIOKAFKA:
         return aiokafka.AIOKafkaConsumer(
             bootstrap_servers=servers,
@@ -42,6 +43,7 @@ def new_consumer(
             isolation_level="read_committed",
             heartbeat_interval_ms=heartbeat_ms,
             retry_backoff_ms=20,
+            **settings,
         )
     return confluent_kafka.Consumer(
         {
@@ -54,6 +56,7 @@ def new_consumer(
             "fetch.wait.max.ms": 20,
             "partition.assignment.strategy": kind,
             "log_level": 3,  # librdkafka warns of the first cooperative assignment
+            **{name.replace("_", "."): value for name, value in settings.items()},
         }
     )
 
@@ -105,17 +108,10 @@ def value_of(record: Any) -> bytes:
     return record.value() if callable(record.value) else record.value
 
 
-def place_of(record: Any) -> tuple[int, int]:
-    """Partition and offset."""
-    if callable(record.offset):
-        return record.partition(), record.offset()
-    return record.partition, record.offset
-
-
-async def copy(batch: Iterable[Any], producer: Producer) -> None:
-    """Send each record of a batch to topic "out"."""
+async def copy(batch: Iterable[Any], producer: Producer, topic: str = "out") -> None:
+    """Send each record of a batch to a topic."""
     for record in batch:
-        await producer.send("out", value_of(record))
+        await producer.send(topic, value_of(record))
 
 
 async def run(loop: TransformLoop, producer: Producer, done: asyncio.Event) -> int:

@@ -307,6 +307,36 @@ async def test_confluents_records_that_are_returned_with_a_rebalance_are_read_ag
         assert source.changes == 3
 
 
+async def test_a_poll_that_is_cancelled_while_records_are_put_back_puts_them_back_later():
+    def rebalanced() -> list[Message]:
+        consumer.rebalance()
+        return [Message(3)]
+
+    consumer, known = Confluent(), Known(p0=3)
+    consumer.script = [lambda: consumer.rebalance(0) or [], rebalanced, lambda: [Message(3)]]
+    async with Reading(consumer, known) as source:
+        await source.poll(10, 0.01)
+        of, asked = known.of, asyncio.Event()
+
+        async def never(group: str, partitions: Iterable[TopicPartition]) -> Any:
+            if not list(partitions):
+                return {}
+            asked.set()
+            await asyncio.Event().wait()
+
+        known.of = never
+        polling = asyncio.create_task(source.poll(10, 0.01))
+        await asked.wait()
+        polling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await polling
+        known.of = of
+
+        assert await source.poll(10, 0.01) == {}
+        assert consumer.sought == [(0, 3)]
+        assert list(await source.poll(10, 0.01)) == [ZERO]
+
+
 async def test_a_partition_that_is_not_started_yet_is_sought_in_again(monkeypatch):
     monkeypatch.setattr(consumers, "_SEEK_PAUSE", 0.0)
     consumer = Confluent()

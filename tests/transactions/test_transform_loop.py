@@ -280,6 +280,25 @@ async def test_a_new_member_waits_for_the_transaction_that_may_still_move_its_st
 
 
 @each_kind
+async def test_a_loop_that_waits_for_a_transaction_of_another_can_be_cancelled(kind):
+    async with cluster_with_input() as cluster, asyncio.timeout(WAIT):
+        servers = cluster.bootstrap_servers
+        async with Producer(servers, transactional_id="dead", **QUICK) as dead:
+            await dead.begin_transaction()
+            await dead.send_offsets_to_transaction({TopicPartition("in", 0): 7}, GROUP)
+            async with looping(kind, servers) as (loop, _):
+                reading = asyncio.create_task(anext(loop))
+                await cluster.groups.wait_stable(GROUP, 1)
+                asked = len(cluster.requests_of(ApiKey.OFFSET_FETCH))
+                await cluster.wait_for_requests(ApiKey.OFFSET_FETCH, asked + 3)
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+            await dead.abort_transaction()
+        assert output(cluster) == []
+
+
+@each_kind
 async def test_a_first_batch_that_is_aborted_is_read_again_also_with_latest(kind):
     async with cluster_with_input(0) as cluster, asyncio.timeout(WAIT):
         servers = cluster.bootstrap_servers
@@ -345,6 +364,48 @@ async def test_a_cancelled_wait_for_records_loses_none(kind):
                 await waiting
 
         await finish(cluster, loop, producer)
+
+
+async def test_a_batch_whose_transaction_can_not_begin_is_not_lost():
+    async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
+        batch = await anext(loop)
+        await producer.begin_transaction()
+        with pytest.raises(IllegalStateError, match="begin_transaction"):
+            async with batch:
+                pass
+        with pytest.raises(IllegalStateError, match="was not entered"):
+            await anext(loop)
+        await producer.abort_transaction()
+        async with batch:
+            await copy(batch, producer)
+
+        await finish(cluster, loop, producer)
+
+
+async def test_a_block_that_ends_the_transaction_itself_ends_the_loop():
+    async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
+        batch = await anext(loop)
+        with pytest.raises(IllegalStateError, match="send_offsets_to_transaction"):
+            async with batch:
+                await producer.commit_transaction()
+        with pytest.raises(IllegalStateError, match="send_offsets_to_transaction"):
+            await anext(loop)
+
+
+async def test_a_loop_does_not_go_on_behind_a_batch_that_was_not_rewound(monkeypatch):
+    async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
+        batch = await anext(loop)
+
+        async def fails(positions):
+            raise ZeroDivisionError("no seek")
+
+        monkeypatch.setattr(loop._input, "seek", fails)
+        cluster.faults.add(ApiKey.TXN_OFFSET_COMMIT, error=ErrorCode.ILLEGAL_GENERATION)
+        with pytest.raises(ZeroDivisionError):
+            async with batch:
+                await copy(batch, producer)
+        with pytest.raises(ZeroDivisionError):
+            await anext(loop)
 
 
 async def test_a_batch_has_to_be_entered_once():
