@@ -36,6 +36,11 @@ async def either(result):
     return await result if inspect.isawaitable(result) else result
 
 
+async def close(client):
+    """Close the connections of a sync or async client."""
+    await either(client.aclose() if hasattr(client, "aclose") else client.close())
+
+
 def made(format_name, kind):
     """Return the functions that create a client, a serializer and a deserializer."""
     format_ = FORMATS[format_name]
@@ -283,12 +288,6 @@ async def test_a_silent_registry_is_an_error_after_the_timeout_of_its_client():
     )
 
 
-async def close(client):
-    """Close a client, which is a method of async ones only."""
-    if hasattr(client, "aclose"):
-        await client.aclose()
-
-
 # ------------------------------------------------------------------------------------------------ the event loop
 
 
@@ -339,13 +338,12 @@ async def test_a_sync_serializer_blocks_the_loop_until_the_registry_answers():
             await asyncio.to_thread(registry.was_asked.wait)
             registry.may_answer.set()
 
-        async with producing(value_serializer=AvroSerializer(new_client(registry.url), AVRO)) as (
-            _,
-            producer,
-        ):
+        client = new_client(registry.url)
+        async with producing(value_serializer=AvroSerializer(client, AVRO)) as (_, producer):
             letting = asyncio.create_task(let_it_answer())
             await producer.send_and_wait("t", {"item": 7})
             await letting
+        client.close()
 
     assert registry.answered_in_time == [False]
 
@@ -356,13 +354,15 @@ async def test_a_sync_serializer_that_was_warmed_up_in_a_thread_asks_the_registr
     format_ = FORMATS[format_name]
     with scripted_registry() as registry:
         registry.may_answer.clear()
-        serializer = format_.serializer(new_client(registry.url))
+        client = new_client(registry.url)
+        serializer = format_.serializer(client)
         warming = asyncio.create_task(
             asyncio.to_thread(serializer, format_.value, SerializationContext("t", "value"))
         )
         await within(5, asyncio.to_thread(registry.was_asked.wait))
         registry.may_answer.set()
         await warming
+        client.close()
         asked = len(registry.requests)
     assert registry.answered_in_time[0] is True
 
