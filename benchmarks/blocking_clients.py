@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from typing import Any
 
+import services
 from clients import kafka_python, librdkafka
 from job import (
     LINES,
@@ -72,6 +73,32 @@ def pipelined_callback(job: Job) -> Result:
         producer.flush()
 
     return complete(job, timed(job, push), on_delivery.count)
+
+
+def services_callback(job: Job) -> Result:
+    from confluent_kafka import Producer
+
+    producer, on_delivery = services.traced(job, Producer(librdkafka(job))), Deliveries()
+    work, values = services.WORKS[job.work], services.values(job)
+    produce, poll, topic, function = producer.produce, producer.poll, job.topic, work.function
+
+    def push(count: int) -> None:
+        for index, given in enumerate(islice(cycle(values), count)):
+            value = given if function is None else function(given)
+            while True:
+                try:
+                    if work.adds_header:
+                        produce(topic, value, headers=[services.ADDED], on_delivery=on_delivery)
+                    else:
+                        produce(topic, value, on_delivery=on_delivery)
+                    break
+                except BufferError:
+                    poll(0.01)
+            if index % CALL == 0:
+                poll(0)
+        producer.flush()
+
+    return services.with_own(job, complete(job, timed(job, push), on_delivery.count))
 
 
 def pipelined_batches(job: Job) -> Result:
@@ -145,6 +172,7 @@ def memory_callback(job: Job) -> Result:
 MEASURE: dict[tuple[str, str], Callable[[Job], Result]] = {
     ("confluent-kafka", "pipelined"): pipelined_callback,
     ("confluent-kafka", "memory"): memory_callback,
+    ("confluent-kafka", "services"): services_callback,
     ("produce_batch", "pipelined"): pipelined_batches,
     ("kafka-python", "pipelined"): pipelined_kafka_python,
     ("kafka-python", "closed_loop"): closed_loop_kafka_python,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+import services
 from job import Job
 
 UNBOUNDED = 1 << 30  # bytes: more than any run leaves waiting
@@ -36,6 +37,9 @@ async def open_aioproducer(job: Job) -> Face:
     settings = chosen(job, batch_size="batch_size", linger_ms="linger_ms", compression="compression_type")
     if job.kind == "memory":
         settings["buffer_memory"] = UNBOUNDED
+    if job.work:
+        settings |= services.producer_settings(job)
+        services.trace(job)
     producer = Producer(job.bootstrap, **settings)
     await producer.__aenter__()
 
@@ -48,11 +52,14 @@ async def open_aioproducer(job: Job) -> Face:
 async def open_aiokafka(job: Job) -> Face:
     from aiokafka import AIOKafkaProducer
 
+    if job.work:
+        services.trace(job)
     producer = AIOKafkaProducer(
         bootstrap_servers=job.bootstrap,
         acks="all",
         enable_idempotence=True,
         compression_type=None if job.compression == "none" else job.compression,
+        value_serializer=services.WORKS[job.work].function if job.work else None,
         **chosen(job, batch_size="max_batch_size", linger_ms="linger_ms"),
     )
     await producer.start()

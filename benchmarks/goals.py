@@ -1,4 +1,4 @@
-"""The goals P1 to P10, checked against the medians of a run."""
+"""The goals P1 to P11, checked against the medians of a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from plan import (
     MEMORY,
     OURS,
     PARTITIONS,
+    SERVICES,
     THROUGHPUT,
     THROUGHPUT_REAL,
     WIRE,
 )
 from programs import FRANZ_GO, JAVA
+from services import BYTES, HEADER, JSON, ORJSON, TEXT, WORKS
 
 MET, NOT_MET, NOT_MEASURED = "met", "NOT MET", "not measured"
 
@@ -130,6 +132,19 @@ class Found:
         ratio = bound / ours if at_least else max(ours, 0) / bound
         return Check(what, ratio, shown(ours))
 
+    def overhead(self, work: str, times: float) -> Check:
+        """Compare the CPU that a service's work costs above plain bytes with `times` that of plain bytes."""
+        what = f"{SERVICES}, {work}: CPU above that of bytes at most {times:.3g}x that of bytes"
+        ours = self.median(SERVICES, OURS, work, "client_us")
+        plain = self.median(SERVICES, OURS, BYTES, "client_us")
+        if ours is None or plain is None or plain == float("inf"):
+            return Check(what, None)
+        if ours == float("inf"):
+            return Check(what, float("inf"), "the measurement failed")
+        above = ours - plain
+        detail = f"{microseconds(above)} to {microseconds(plain)}: {above / plain:.2f}x"
+        return Check(what, max(above, 0) / (times * plain), detail)
+
     def happened(self, section: str, row: str, column: str) -> Check:
         """Check that the measurement succeeded; it fails if a record is missing in the log."""
         what = f"{section}, {row}, {column}: the log holds what was sent"
@@ -157,6 +172,7 @@ def per_core(cpu_us: float) -> str:
 
 UNITS: dict[str, tuple[str, Callable[[float], str]]] = {
     "cpu_us": ("CPU", microseconds),
+    "client_us": ("CPU without the user's function", microseconds),
     "records_per_s": ("rate", per_second),
     "p50_ms": ("p50", milliseconds),
     "p99_ms": ("p99", milliseconds),
@@ -281,6 +297,19 @@ def goals(figures: Iterable[Figures]) -> list[Goal]:
                 for codec in found.columns(CODECS) or ["lz4"]
                 if codec != "none"
                 for client in (FRANZ_GO, JAVA, CALLBACK, AIO, AIOKAFKA)
+            ),
+        ),
+        Goal(
+            "P11",
+            "serializers cost half as much as plain bytes, an interceptor 1.1 times as much, ahead of every client",
+            (
+                *(found.overhead(work, 0.5) for work in (TEXT, ORJSON, JSON)),
+                found.overhead(HEADER, 1.1),
+                *(
+                    peer(SERVICES, work, client, "client_us", strictly=True)
+                    for work in WORKS
+                    for client in (AIOKAFKA, CALLBACK)
+                ),
             ),
         ),
     ]

@@ -29,7 +29,7 @@ Result = dict[str, Any]
 class Job:
     """A measurement, in seconds and bytes: `warm_up` records are sent first, then `records` are measured."""
 
-    kind: str  # pipelined, columns, encoding, stream, closed_loop, memory, lag or idle
+    kind: str  # pipelined, services, columns, encoding, stream, closed_loop, memory, lag or idle
     client: str
     value_size: int = 100
     records: int = 0
@@ -45,6 +45,7 @@ class Job:
     partitions: int = 12
     round_robin: bool = False  # each record to the next partition; else the client chooses
     loop: str = FASTEST_LOOP
+    work: str = ""  # of a job of the kind services: a key of services.WORKS
     profile: bool = False
     # Set when the job runs.
     bootstrap: str = ""

@@ -18,6 +18,7 @@ from typing import Any
 
 import blocking_clients
 import columns
+import services
 from clients import OPEN, Face
 from job import (
     FASTEST_LOOP,
@@ -45,12 +46,17 @@ TICK = 0.001  # seconds
 def chunks(job: Job, face: Face) -> Callable[[int], Awaitable[None]]:
     """Return a function that sends a number of records, `window` at a time, and awaits their deliveries one by one."""
     send, topic = face.send, job.topic
-    values = lines(job.value_size) * -(-job.window // LINES)
+    distinct = services.values(job) if job.work else lines(job.value_size)
+    values = distinct * -(-job.window // LINES)
+    # aiokafka has no interceptors, so its user adds the header.
+    adds_header = bool(job.work) and services.WORKS[job.work].adds_header and job.client != "aioproducer"
     numbered = [(value, number % job.partitions) for number, value in enumerate(values)]
 
     async def send_chunk(size: int) -> list[Awaitable[Any]]:
         if job.round_robin:
             return [await send(topic, value, None, partition) for value, partition in numbered[:size]]
+        if adds_header:
+            return [await send(topic, value, headers=[services.ADDED]) for value in values[:size]]
         return [await send(topic, value) for value in values[:size]]
 
     async def push(records: int) -> None:
@@ -74,6 +80,11 @@ async def pipelined(job: Job, face: Face) -> Result:
         profile.disable()
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(40)
     return {**per_record(job.records, cpu, wall), "sent": job.warm_up + job.records}
+
+
+async def with_work(job: Job, face: Face) -> Result:
+    """Measure as `pipelined` does, and also the user's own function alone."""
+    return services.with_own(job, await pipelined(job, face))
 
 
 # ---- closed loop: each task awaits its record before it sends the next ----
@@ -209,6 +220,7 @@ async def idle(job: Job) -> Result:
 
 WITH_FACE: dict[str, Callable[[Job, Face], Awaitable[Result]]] = {
     "pipelined": pipelined,
+    "services": with_work,
     "columns": columns.acknowledged,
     "closed_loop": closed_loop,
     "memory": memory,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from job import Job
 from programs import FRANZ_GO, JAVA
+from services import WORKS
 
 OURS, AIOKAFKA, AIO, KAFKA_PYTHON = "aioproducer", "aiokafka", "AIOProducer", "kafka-python"
 CALLBACK, BATCHES = "confluent-kafka", "produce_batch"
@@ -18,6 +19,7 @@ THROUGHPUT, THROUGHPUT_REAL, CODECS = "throughput", "throughput real", "codecs"
 CLOSED_LOOP, CLOSED_LOOP_REAL = "closed loop", "closed loop real"
 COLUMNS, COLUMNS_REAL, WIRE = "columns", "columns real", "wire"
 MEMORY, LAG, PARTITIONS, DISTANCE = "memory", "lag", "partitions", "distance"
+SERVICES = "services"
 
 BARE_STREAM = "asyncio stream"
 BY_DEFAULT = ", its own batch_size"
@@ -293,8 +295,18 @@ def distance(quick: bool) -> list[Cell]:
     return cells
 
 
+def services(quick: bool) -> list[Cell]:
+    cells = []
+    for work in WORKS:
+        for client in (OURS, AIOKAFKA, CALLBACK):
+            job = replace(pipelined(client, 0.25 if quick else 0.5), kind="services", work=work)
+            cells.append(Cell(SERVICES, work, client, job, 1 if quick else 5))
+    return cells
+
+
 SECTIONS: dict[str, Callable[[bool], list[Cell]]] = {
     THROUGHPUT: throughput,
+    SERVICES: services,
     CLOSED_LOOP: closed_loop,
     COLUMNS: columns,
     WIRE: wire,

@@ -21,6 +21,7 @@ from plan import (
     MEMORY,
     OURS,
     PARTITIONS,
+    SERVICES,
     THROUGHPUT,
     THROUGHPUT_REAL,
     WIRE,
@@ -36,6 +37,10 @@ def cpu_and_rate(f: Figures) -> str:
 
 def throughput_cell(f: Figures) -> str:
     return f"{cpu_and_rate(f)}; {number(f.median('records_per_batch'))} a batch"
+
+
+def services_cell(f: Figures) -> str:
+    return f"{f.spread('client_us')} + {number(f.median('own_us'))} µs"
 
 
 def wire_cell(f: Figures) -> str:
@@ -68,6 +73,11 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
     THROUGHPUT: (
         f"Pipelined, {NULL_BROKER}: CPU µs per record of the client process; records per second; records in a batch",
         throughput_cell,
+    ),
+    SERVICES: (
+        f"Pipelined with what services add, 100 B, 12 partitions, {NULL_BROKER}: CPU µs per record of the client, + "
+        "of the user's own function",
+        services_cell,
     ),
     CLOSED_LOOP: (
         f"Closed loop, 100 B, 12 partitions, {NULL_BROKER}: latency of an awaited send; records per second; CPU µs "
@@ -117,7 +127,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
         cpu_and_rate,
     ),
 }
-ROWS_ARE_COLUMNS = {LAG, PARTITIONS, CODECS}
+ROWS_ARE_COLUMNS = {LAG, PARTITIONS, CODECS, SERVICES}
 """Sections with more cases than clients, whose tables have the clients as columns."""
 
 
@@ -143,6 +153,7 @@ COMPARED = {
     THROUGHPUT: "cpu_us",
     THROUGHPUT_REAL: "cpu_us",
     CODECS: "cpu_us",
+    SERVICES: "client_us",
     PARTITIONS: "cpu_us",
     CLOSED_LOOP: "p50_ms",
     CLOSED_LOOP_REAL: "p50_ms",

@@ -1,7 +1,7 @@
 """Event loops, the unit of time and the check for tasks left behind, for all tests.
 
-Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka
-run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the tests five times,
+Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka or a real
+schema registry run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the tests five times,
 AIOPRODUCER_TEST_TASKS=eager makes every task an eager one.
 """
 
@@ -117,7 +117,7 @@ def pytest_asyncio_loop_factories(
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
     if uvloop is not None:
         loops["uvloop"] = uvloop.new_event_loop
-        if item.get_closest_marker("apache") is not None:
+        if any(item.get_closest_marker(name) is not None for name in ("apache", "schema_registry")):
             del loops["asyncio"]
     # uvloop 0.22 hands its task factory an argument that eager_task_factory knows from Python 3.14 on only.
     return {"asyncio": _eager_loop} if EAGER else loops

@@ -25,6 +25,8 @@ LONGEST_CAUSE = 200
 MOST_KEPT = 32
 """The maximum number of serializers that are kept after they were passed to `send`: a new lambda for each record must
 not exhaust the memory."""
+MOST_CLOSES = 100
+"""The maximum number of attempts to end a coroutine that awaits something while it ends."""
 
 
 class SerializerObject(Protocol):
@@ -136,9 +138,19 @@ class _Started:
             finally:
                 del argument
 
-    def close(self) -> None:
-        """End the coroutine, which will not be awaited."""
-        self._coroutine.close()
+    def close(self) -> Exception | None:
+        """End the coroutine, which will not be awaited. Return the last exception that it raised meanwhile, or None."""
+        raised: Exception | None = None
+        for _ in range(MOST_CLOSES):
+            try:
+                self._coroutine.close()
+            except (
+                Exception
+            ) as error:  # a RuntimeError if it awaited something, as anyio does while it connects
+                raised = error
+            if inspect.getcoroutinestate(self._coroutine) == inspect.CORO_CLOSED:
+                break
+        return raised
 
 
 async def finish(serialization: Serialization) -> None:
@@ -168,9 +180,10 @@ def finish_now(serialization: Serialization, caller: str) -> None:
         return
     waiting = serialization.waiting
     assert waiting is not None, "run() returns False only with a result that must be awaited"
-    if isinstance(waiting.awaitable, _Started):
-        waiting.awaitable.close()
-    raise IllegalStateError(f"{caller} can't wait for the async {serialization.waits_for}; use send")
+    raised = waiting.awaitable.close() if isinstance(waiting.awaitable, _Started) else None
+    raise IllegalStateError(
+        f"{caller} can't wait for the async {serialization.waits_for}; use send"
+    ) from raised
 
 
 class Serializers:

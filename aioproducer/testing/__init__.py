@@ -1,5 +1,5 @@
-"""Kafka for tests: an in-process cluster with scripted faults, a real Apache Kafka in separate processes, and a test
-double for Producer."""
+"""Kafka for tests: an in-process cluster with scripted faults, a real Apache Kafka and a real schema registry in
+separate processes, and a test double for Producer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.broker_security import Security
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
     from aioproducer.testing.recording import RecordingProducer, SentRecord
+    from aioproducer.testing.schema_registry import ApicurioError, ApicurioMissingError, SchemaRegistry
 
 __all__ = [
     "ApacheKafka",
     "ApacheKafkaError",
     "ApacheKafkaMissingError",
     "ApiKey",
+    "ApicurioError",
+    "ApicurioMissingError",
     "EmbeddedCluster",
     "ErrorCode",
     "Operation",
     "RecordingProducer",
+    "SchemaRegistry",
     "Security",
     "SentRecord",
 ]
@@ -34,10 +38,13 @@ _MODULES = {
     "ApacheKafkaError": "aioproducer.testing.apache.kafka",
     "ApacheKafkaMissingError": "aioproducer.testing.apache.kafka",
     "ApiKey": "aioproducer.protocol.api_keys",
+    "ApicurioError": "aioproducer.testing.schema_registry",
+    "ApicurioMissingError": "aioproducer.testing.schema_registry",
     "EmbeddedCluster": "aioproducer.testing.embedded.embedded_cluster",
     "ErrorCode": "aioproducer.protocol.error_codes",
     "Operation": "aioproducer.testing.embedded.authorizer",
     "RecordingProducer": "aioproducer.testing.recording",
+    "SchemaRegistry": "aioproducer.testing.schema_registry",
     "Security": "aioproducer.testing.embedded.broker_security",
     "SentRecord": "aioproducer.testing.recording",
 }

@@ -1,4 +1,5 @@
-"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster; `apache_kafka` is a real Apache Kafka.
+"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real Apache Kafka, and
+`schema_registry` is a real schema registry.
 
 pytest loads this module in every project that has aioproducer installed, so it imports as little as possible.
 """
@@ -9,6 +10,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ import pytest
 if TYPE_CHECKING:
     from aioproducer.testing.apache.kafka import ApacheKafka
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
+    from aioproducer.testing.schema_registry import SchemaRegistry
 
 try:
     from pytest_asyncio import fixture as asyncio_fixture
@@ -25,10 +28,13 @@ except ImportError:  # another plugin, such as anyio's, runs the async tests
 
 MARKERS = (
     "apache: runs against a real Apache Kafka; added to every test that uses the fixture apache_kafka",
+    "schema_registry: runs against a real schema registry; added to every test that uses the fixture schema_registry",
     "kafka_cluster(**settings): settings of EmbeddedCluster for the fixture kafka_cluster, "
     "e.g. brokers=3, topics={'orders': 12}, versions='2.8'",
 )
-_KEPT_LOGS = pytest.StashKey[list[Path]]()
+_MARKED_FIXTURES = {"apache_kafka": "apache", "schema_registry": "schema_registry"}
+"""Fixtures whose tests get a marker."""
+_KEPT_LOGS = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,8 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "apache_kafka" in getattr(item, "fixturenames", ()) and item.get_closest_marker("apache") is None:
-            item.add_marker("apache")
+        for fixture, marker in _MARKED_FIXTURES.items():
+            if fixture in getattr(item, "fixturenames", ()) and item.get_closest_marker(marker) is None:
+                item.add_marker(marker)
 
 
 @pytest.fixture
@@ -162,20 +169,55 @@ def apache_kafka(
     from aioproducer.testing.apache.kafka import ApacheKafka, ApacheKafkaMissingError
 
     kafka = ApacheKafka(**apache_kafka_settings)
+    with _running(kafka, "Kafka", ApacheKafkaMissingError, request):
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def schema_registry_settings() -> dict[str, Any]:
+    """The settings of `schema_registry`. Override this fixture in conftest.py."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def schema_registry(
+    request: pytest.FixtureRequest, schema_registry_settings: dict[str, Any]
+) -> Iterator[SchemaRegistry]:
+    """A real schema registry, shared by all tests of the session: give each test topics of its own.
+
+    Its settings come from the fixture `schema_registry_settings`. If the extra `aioproducer[kafka]` is missing, the
+    test is skipped, except in CI (CI=true), where this is an error. If a test fails, the registry's log is kept, and
+    the last lines of pytest's output name its directory.
+    """
+    from aioproducer.testing.schema_registry import ApicurioMissingError, SchemaRegistry
+
+    registry = SchemaRegistry(**schema_registry_settings)
+    with _running(registry, "Apicurio", ApicurioMissingError, request):
+        yield registry
+
+
+@contextmanager
+def _running(
+    server: ApacheKafka | SchemaRegistry,
+    owner: str,
+    missing_error: type[RuntimeError],
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    """Start a server, and stop it after the block; its logs are kept if a test fails meanwhile."""
     try:
-        _run(kafka.start())
-    except ApacheKafkaMissingError as error:
+        _run(server.start())
+    except missing_error as error:
         if is_ci():
             raise
         pytest.skip(str(error))
     failed_before = request.session.testsfailed
     try:
-        yield kafka
+        yield
     finally:
         has_failed = request.session.testsfailed > failed_before
-        _run(kafka.stop(keep_logs=has_failed))
+        _run(server.stop(keep_logs=has_failed))
         if has_failed:
-            tell_of_logs(request.config, kafka.directory)
+            tell_of_logs(request.config, server.directory, owner)
 
 
 def is_ci() -> bool:
@@ -183,17 +225,17 @@ def is_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("true", "1")
 
 
-def tell_of_logs(config: pytest.Config, directory: Path) -> None:
+def tell_of_logs(config: pytest.Config, directory: Path, owner: str = "Kafka") -> None:
     """Make pytest's summary name the directory in which the logs are kept.
 
     A log message would be attributed to the last test in the session, which may have passed.
     """
-    config.stash.setdefault(_KEPT_LOGS, []).append(directory)
+    config.stash.setdefault(_KEPT_LOGS, []).append(f"{owner}'s logs are kept in {directory}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for directory in config.stash.get(_KEPT_LOGS, []):
-        terminalreporter.write_line(f"Kafka's logs are kept in {directory}")
+    for line in config.stash.get(_KEPT_LOGS, []):
+        terminalreporter.write_line(line)
 
 
 def _run(coroutine: Coroutine[object, object, None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import subprocess
@@ -19,6 +20,7 @@ import plan
 import programs
 import real_kafka
 import runner
+import services
 import tls
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.messages import ApiVersionsRequest
@@ -181,6 +183,69 @@ def test_every_client_in_python_is_measured_on_the_acknowledging_broker(client):
 
     assert result["cpu_us"] > 0
     assert result["sent"] == 20_000
+
+
+IN_SERVICES = [OURS, AIOKAFKA, CALLBACK]
+
+
+@pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
+@pytest.mark.parametrize("client", IN_SERVICES)
+@pytest.mark.parametrize("work", services.WORKS)
+def test_what_services_add_is_measured_with_the_users_own_function(client, work):
+    result = run(
+        Cell("services", work, client, Job("services", client, records=4000, warm_up=4000, work=work), 1)
+    )
+
+    has_function = work in (services.TEXT, services.ORJSON, services.JSON)
+    if client == OURS:
+        has_function = has_function or work == services.HEADER
+    assert result["cpu_us"] == pytest.approx(result["own_us"] + result["client_us"])
+    assert result["client_us"] > 0
+    assert result["sent"] == 8000
+    assert (result["own_us"] > 0) == has_function
+
+
+@pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
+@pytest.mark.parametrize("work", services.WORKS)
+async def test_every_client_sends_the_same_values_and_headers(kafka_cluster, work):
+    sent = {}
+    for client in IN_SERVICES:
+        job = Job(
+            "services",
+            client,
+            records=LINES,
+            partitions=1,
+            topic=client,
+            work=work,
+            value_size=100,
+            window=LINES,
+        )
+        kafka_cluster.create_topic(client, 1)
+        await asyncio.to_thread(runner.measured, replace(job, bootstrap=kafka_cluster.bootstrap_servers))
+        records = kafka_cluster.records(client)
+        assert Counter(record.value for record in records) == Counter(
+            services.to_json(order) for order in services.values(replace(job, work=services.JSON))
+        )
+        headers = {name for record in records for name, _ in record.headers}
+        sent[client] = headers
+        if work == services.HEADER:
+            assert {record.headers for record in records} == {(services.ADDED,)}
+        if work == services.RECORDING:
+            assert len({record.headers for record in records}) == LINES, "each record has a span of its own"
+    assert sent[AIOKAFKA] == sent[CALLBACK]
+    if work == services.NOT_RECORDING:  # benchmarks/README.md names this difference
+        assert (sent[OURS], sent[CALLBACK]) == (set(), {"traceparent"})
+    else:
+        assert sent[OURS] == sent[CALLBACK]
+        assert ("traceparent" in sent[OURS]) == (work == services.RECORDING)
+
+
+def test_values_of_services_have_exactly_the_size_in_each_form():
+    for work in services.WORKS:
+        made = services.values(Job("services", OURS, work=work, value_size=100))
+        function = services.WORKS[work].function
+        assert {len(value if function is None else function(value)) for value in made} == {100}
+        assert len(made) == LINES
 
 
 def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch):
@@ -351,6 +416,8 @@ def test_the_plan_compares_all_clients_in_every_case():
     for codec in ("none", "lz4", "zstd", "gzip", "snappy"):
         assert clients["codecs", codec] == {OURS, FRANZ_GO, JAVA, CALLBACK, "AIOProducer", AIOKAFKA}
         assert clients["lag", codec] == {OURS, AIOKAFKA}
+    for work in services.WORKS:
+        assert clients["services", work] == {OURS, AIOKAFKA, CALLBACK}
     assert clients["wire", "1000 B, 1 connection"] == {OURS, BARE_STREAM}
     assert all(cell.job.loop == "uvloop" for cell in cells if "asyncio" not in cell.row)
 

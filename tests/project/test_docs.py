@@ -53,8 +53,9 @@ def page(tmp_path):
 
 
 def page_as_parameter(path):
-    starts_kafka = any("apache_kafka" in block.code for block in docs_pages.blocks_of(path))
-    marks = [pytest.mark.apache] if starts_kafka else []
+    code = "".join(block.code for block in docs_pages.blocks_of(path))
+    marks = [pytest.mark.apache] if "apache_kafka" in code else []
+    marks += [pytest.mark.schema_registry] if "SchemaRegistry()" in code or "schema_registry)" in code else []
     return pytest.param(path.relative_to(ROOT).as_posix(), marks=marks)
 
 

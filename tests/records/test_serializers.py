@@ -96,6 +96,46 @@ async def test_what_can_be_awaited_is_awaited_also_if_it_is_not_a_coroutine():
         finished_now(None, lambda _: AnyAwaitable(b"v"), key=7)
 
 
+async def awaits_while_it_ends(value: object) -> bytes:
+    try:
+        await asyncio.sleep(0)
+    finally:
+        ended.append(value)
+        await asyncio.sleep(0)
+        ended.append(value)
+    return b"v"
+
+
+async def fails_while_it_ends(value: object) -> bytes:
+    try:
+        await asyncio.sleep(0)
+    finally:
+        raise ValueError("still open")
+
+
+ended: list[object] = []
+
+
+def test_a_serializer_that_awaits_something_while_it_is_ended_ends():
+    """anyio does so while it opens a connection."""
+    ended.clear()
+
+    with pytest.raises(IllegalStateError, match="try_send can't wait for the async value_serializer awaits"):
+        finished_now(awaits_while_it_ends, value=7)
+
+    assert ended == [7]
+    gc.collect()  # a coroutine that did not end would be an unraisable exception
+
+
+def test_what_a_serializer_raises_while_it_is_ended_is_the_cause():
+    with pytest.raises(
+        IllegalStateError, match="try_send can't wait for the async value_serializer fails"
+    ) as caught:
+        finished_now(fails_while_it_ends, value=7)
+
+    assert repr(caught.value.__cause__) == "ValueError('still open')"
+
+
 async def test_what_is_awaited_must_return_bytes_too():
     async def inner() -> bytes:
         return b"v"

@@ -31,7 +31,7 @@ from tests.support.docs_pages import ROOT, Block, blocks_of, pages
 
 T = TypeVar("T")
 
-BLOCK_SECONDS = 30
+BLOCK_SECONDS = 90
 RUFF = ["--isolated", "--select=E9,F,B,UP,ASYNC,I,RUF", "--ignore=F704,F811,RUF100,RUF001,RUF002,RUF003"]
 RUFF += ["--target-version=py311", "--line-length=110", "--output-format=concise"]
 MYPY = ["--allow-redefinition", "--allow-untyped-defs", "--allow-untyped-calls", "--allow-untyped-decorators"]

@@ -265,15 +265,17 @@ def test_cluster_is_gone_after_its_test_also_if_that_failed(project):
     assert "2 failed, 1 passed" in told, told
 
 
-# ------------------------------------------------------------------------------------------------- apache_kafka
+# ------------------------------------------------------------------------------- apache_kafka, schema_registry
 
 MISSING = """
+    from aioproducer.testing import schema_registry
     from aioproducer.testing.apache import kafka
 
-    def java_executable():
-        raise kafka.ApacheKafkaMissingError("no Java here: pip install 'aioproducer[kafka]'")
+    def java_executable(server=kafka):
+        missing = kafka.ApacheKafkaMissingError if server is kafka else server.missing_error
+        raise missing("no Java here: pip install 'aioproducer[kafka]'")
 
-    kafka.java_executable = java_executable
+    kafka.java_executable = schema_registry.java_executable = java_executable
 """
 
 
@@ -283,8 +285,9 @@ MISSING = """
 @pytest.mark.parametrize(
     ("ci", "outcome", "status"), [("false", "1 skipped", 0), ("true", "1 error", 1), ("1", "1 error", 1)]
 )
-def test_missing_extra_skips_except_in_ci(project, ci, outcome, status):
-    directory = project("def test_broker(apache_kafka): pass")
+@pytest.mark.parametrize("fixture", ["apache_kafka", "schema_registry"])
+def test_missing_extra_skips_except_in_ci(project, fixture, ci, outcome, status):
+    directory = project(f"def test_server({fixture}): pass")
     write(directory / "conftest.py", REGISTER + MISSING)
 
     ended = pytest_process(directory, CI=ci)
@@ -320,22 +323,25 @@ def missing_java():
     raise ApacheKafkaMissingError("no Java here")
 
 
-def test_tests_on_a_real_broker_have_the_marker_by_themselves(project):
-    tests = """
+@pytest.mark.parametrize(
+    ("fixture", "marker"), [("apache_kafka", "apache"), ("schema_registry", "schema_registry")]
+)
+def test_tests_on_a_real_server_have_the_marker_by_themselves(project, fixture, marker):
+    tests = f"""
         import pytest
 
         @pytest.fixture
-        def orders(apache_kafka): pass
+        def orders({fixture}): pass
 
-        def test_real(apache_kafka): pass
+        def test_real({fixture}): pass
         def test_also_real(orders): pass
         def test_other(): pass
 
-        @pytest.mark.apache
+        @pytest.mark.{marker}
         def test_marked(): pass
     """
 
-    told = run_pytest(project(tests), "-m", "not apache")
+    told = run_pytest(project(tests), "-m", f"not {marker}")
 
     assert "1 passed, 3 deselected" in told, told
 
@@ -373,6 +379,40 @@ def test_settings_of_the_real_broker_can_be_overridden_and_its_logs_are_kept_aft
     told = run_pytest(project(tests), "-s")
     assert "stopped, keep_logs True" in told
     assert "Kafka's logs are kept in where-they-are\n" in told
+
+
+def test_settings_of_the_registry_can_be_overridden_and_its_log_is_kept_after_a_failure(project):
+    tests = """
+        import pytest
+        from aioproducer.testing import schema_registry as module
+
+        class Registry:
+            directory = "where-it-is"
+            def __init__(self, **settings): self.settings = settings
+            async def start(self): pass
+            async def stop(self, *, keep_logs): print("stopped, keep_logs", keep_logs)
+
+        module.SchemaRegistry = Registry
+
+        @pytest.fixture(scope="session")
+        def schema_registry_settings(schema_registry_settings):
+            return {**schema_registry_settings, "start_timeout": 7}
+
+        def test_registry(schema_registry):
+            assert schema_registry.settings == {"start_timeout": 7}
+
+        def test_that_fails(schema_registry):
+            assert False
+    """
+
+    told = run_pytest(project(tests), "-s", "-k", "test_registry")
+
+    assert "1 passed" in told, told
+    assert "stopped, keep_logs False" in told
+    assert "where-it-is" not in told
+    told = run_pytest(project(tests), "-s")
+    assert "stopped, keep_logs True" in told
+    assert "Apicurio's logs are kept in where-it-is\n" in told
 
 
 @pytest.mark.apache
@@ -478,8 +518,10 @@ def test_markers_and_fixtures_are_described(project):
     markers, fixtures = run_pytest(directory, "--markers"), run_pytest(directory, "--fixtures")
 
     assert "@pytest.mark.apache: " in markers
+    assert "@pytest.mark.schema_registry: " in markers
     assert "@pytest.mark.kafka_cluster(**settings): " in markers
-    for name in ("kafka_cluster", "apache_kafka", "apache_kafka_settings"):
+    names = ("kafka_cluster", "apache_kafka", "apache_kafka_settings")
+    for name in (*names, "schema_registry", "schema_registry_settings"):
         assert f"\n{name}" in fixtures
     assert "_kafka_cluster_of" not in fixtures
 

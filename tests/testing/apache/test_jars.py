@@ -148,11 +148,11 @@ async def test_jars_are_fetched_once_for_all_who_ask_at_the_same_time(children, 
     monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path))
     fetched = []
 
-    async def fetch(version, jars, children, log):
+    async def fetch(download, target, children, log):
         await asyncio.sleep(20 * MS)
-        fetched.append(version)
-        jars.mkdir()
-        (jars / "a.jar").touch()
+        fetched.append(download.version)
+        target.mkdir()
+        (target / "a.jar").touch()
 
     monkeypatch.setattr(jars, "_fetch_in_child", fetch)
 

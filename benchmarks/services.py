@@ -1,0 +1,155 @@
+"""The work that services add to each record: serializers, an interceptor, tracing. Each client does the same work."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from aioproducer import ProducerRecord
+from job import LINES, Job, Result
+
+BYTES, TEXT, ORJSON, JSON = "bytes", "str, encode", "dict, orjson", "dict, json"
+HEADER = "a header"
+RECORDING, NOT_RECORDING = "traces, recorded", "traces, not recorded"
+
+ADDED = ("source", b"benchmark")
+OWN_CALLS = 100_000
+"""The number of calls by which the user's own function is measured."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The values of the records, and what happens to each record."""
+
+    is_text: bool = False
+    is_dict: bool = False
+    load: Callable[[], Callable[[Any], bytes]] | None = None
+    """Returns the serializer, whose module is imported only where it is measured."""
+    adds_header: bool = False
+    sampler: str = ""
+    """The name of OpenTelemetry's sampler; "" for no tracing."""
+
+    @property
+    def function(self) -> Callable[[Any], bytes] | None:
+        return None if self.load is None else self.load()
+
+
+def load_orjson() -> Callable[[Any], bytes]:
+    import orjson
+
+    return orjson.dumps
+
+
+def to_json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+WORKS = {
+    BYTES: Work(),
+    TEXT: Work(is_text=True, load=lambda: str.encode),
+    ORJSON: Work(is_dict=True, load=load_orjson),
+    JSON: Work(is_dict=True, load=lambda: to_json),
+    HEADER: Work(adds_header=True),
+    RECORDING: Work(sampler="ALWAYS_ON"),
+    NOT_RECORDING: Work(sampler="ALWAYS_OFF"),
+}
+
+
+class AddHeader:
+    """The interceptor of a service, which adds a header to each record."""
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        return record._replace(headers=[ADDED])
+
+
+def values(job: Job) -> list[Any]:
+    """Return distinct values, each of which becomes `value_size` bytes of compact JSON."""
+    chance, work = random.Random(7), WORKS[job.work]
+    made = []
+    for number in range(LINES):
+        order = {
+            "id": number,
+            "user": f"{chance.randrange(10**6):06d}",
+            "price": round(chance.random() * 1000, 2),
+            "note": "",
+        }
+        order["note"] = "x" * (job.value_size - len(to_json(order)))
+        text = to_json(order)
+        made.append(order if work.is_dict else text.decode() if work.is_text else text)
+    return made
+
+
+def producer_settings(job: Job) -> dict[str, Any]:
+    """Return aioproducer's settings for the job."""
+    work = WORKS[job.work]
+    settings: dict[str, Any] = {} if work.function is None else {"value_serializer": work.function}
+    return settings | ({"interceptors": [AddHeader()]} if work.adds_header else {})
+
+
+def tracer_provider(job: Job) -> Any:
+    """Return a provider whose spans are exported nowhere."""
+    from opentelemetry.sdk.trace import TracerProvider, sampling
+
+    return TracerProvider(getattr(sampling, WORKS[job.work].sampler))
+
+
+def trace(job: Job) -> None:
+    """Switch tracing on for the asyncio clients, if the job has it."""
+    if not WORKS[job.work].sampler:
+        return
+    from opentelemetry.metrics import NoOpMeterProvider
+
+    if job.client == "aioproducer":
+        from aioproducer.otel import AioproducerInstrumentor
+
+        AioproducerInstrumentor().instrument(
+            tracer_provider=tracer_provider(job), meter_provider=NoOpMeterProvider()
+        )
+    else:
+        from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
+
+        AIOKafkaInstrumentor().instrument(tracer_provider=tracer_provider(job))
+
+
+def traced(job: Job, producer: Any) -> Any:
+    """Return confluent-kafka's producer with tracing, if the job has it."""
+    if not WORKS[job.work].sampler:
+        return producer
+    from opentelemetry.instrumentation.confluent_kafka import ConfluentKafkaInstrumentor
+
+    return ConfluentKafkaInstrumentor.instrument_producer(producer, tracer_provider(job))
+
+
+def with_own(job: Job, result: Result) -> Result:
+    """Add to a result the CPU time of the user's own function, and that of the client without it."""
+    own = own_us(job)
+    return {**result, "own_us": own, "client_us": result["cpu_us"] - own}
+
+
+def own_us(job: Job) -> float:
+    """Return the CPU time of one call of the user's own function, in microseconds."""
+    work, given = WORKS[job.work], values(job)
+    function: Callable[[Any], object] | None = work.function
+    if work.adds_header and job.client == "aioproducer":
+        function, given = AddHeader().on_send, [ProducerRecord(job.topic, value) for value in given]
+    if function is None:
+        return 0.0
+    _call(function, given)
+    return (_call(function, given) - _call(None, given)) / OWN_CALLS * 1e6
+
+
+def _call(function: Callable[[Any], object] | None, given: Iterable[Any]) -> float:
+    """Return the CPU seconds of OWN_CALLS calls, or those of the loop alone."""
+    began = time.process_time()
+    if function is None:
+        for _ in islice(cycle(given), OWN_CALLS):
+            pass
+    else:
+        for value in islice(cycle(given), OWN_CALLS):
+            function(value)
+    return time.process_time() - began
