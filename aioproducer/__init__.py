@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         murmur2_partitions,
     )
     from aioproducer.records.batch import BatchBuilder
+    from aioproducer.records.gathering import gather
     from aioproducer.records.interceptors import Interceptor
     from aioproducer.records.receipt import Receipt
     from aioproducer.sending.lifecycle import CloseReport
@@ -107,6 +108,7 @@ __all__ = [
     "TransactionHandle",
     "TransactionReinitError",
     "UnknownPartitionError",
+    "gather",
     "murmur2_partitions",
 ]
 
@@ -158,6 +160,7 @@ _MODULES = {
     "TransactionHandle": "aioproducer.types",
     "TransactionReinitError": "aioproducer.errors",
     "UnknownPartitionError": "aioproducer.errors",
+    "gather": "aioproducer.records.gathering",
     "murmur2_partitions": "aioproducer.records._record_path",
 }
 
