@@ -34,7 +34,16 @@ from aioproducer.transactions.calls import OffsetsToCommit
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.offsets import group_metadata, offsets_to_commit
 from aioproducer.transactions.state import abortable
-from aioproducer.types import ConsumerGroupMetadata, Headers, Node, OffsetAndMetadata, Outcome, TopicPartition
+from aioproducer.types import (
+    ConsumerGroupMetadata,
+    Headers,
+    K,
+    Node,
+    OffsetAndMetadata,
+    Outcome,
+    TopicPartition,
+    V,
+)
 
 _PRODUCER_ID = 1000
 _NODE = 0
@@ -54,7 +63,7 @@ class SentRecord(NamedTuple):
     """Milliseconds since 1970."""
 
 
-class RecordingProducer(Producer):
+class RecordingProducer(Producer[K, V]):
     """A `Producer` for tests that needs no broker: it stores the records and acknowledges them immediately.
 
         async with RecordingProducer() as producer:

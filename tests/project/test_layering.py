@@ -45,7 +45,7 @@ STEPS: dict[str, int] = {
         "records": [
             "pending_record",
             "_record_path idempotence unretrieved",
-            "append_lock arguments batch gathering interceptors linger serializers",
+            "append_lock arguments batch gathering interceptors linger send_calls serializers",
             "compressor partition_choice receipt",
             "accumulator",
         ],
