@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         murmur2_partitions,
     )
     from aioproducer.records.batch import BatchBuilder
+    from aioproducer.records.gathering import gather
     from aioproducer.records.interceptors import Interceptor
     from aioproducer.records.receipt import Receipt
     from aioproducer.sending.lifecycle import CloseReport
@@ -110,6 +111,7 @@ __all__ = [
     "TransformBatch",
     "TransformLoop",
     "UnknownPartitionError",
+    "gather",
     "murmur2_partitions",
 ]
 
@@ -163,6 +165,7 @@ _MODULES = {
     "TransformBatch": "aioproducer.transactions.transform_loop",
     "TransformLoop": "aioproducer.transactions.transform_loop",
     "UnknownPartitionError": "aioproducer.errors",
+    "gather": "aioproducer.records.gathering",
     "murmur2_partitions": "aioproducer.records._record_path",
 }
 

@@ -16,13 +16,62 @@ from aioproducer.protocol.compression import Codec
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.settings.contradictions import settle
 from aioproducer.settings.names import unknown_keyword
-from aioproducer.settings.table import SETTINGS, Setting
+from aioproducer.settings.table import SETTINGS, SecuritySettings, Setting
 from aioproducer.settings.unsettled import NO_MISTAKES, Mistakes, UnsettledSettings
-from aioproducer.types import Secret
+from aioproducer.types import AcksName, CompressionName, PartitionerName, RecoveryName, Secret
 
 Connector = Callable[[str, int], Awaitable[socket]]
 AddressFilter = Callable[[str, int, int], tuple[str, int] | None]
 Credentials = Callable[[], tuple[str, str] | Awaitable[tuple[str, str]]]
+
+
+class ProducerSettings(SecuritySettings, total=False):
+    """The keywords of `Producer`, except bootstrap_servers and the serializers, for functions that pass them on."""
+
+    client_id: str | None
+    acks: AcksName
+    enable_idempotence: bool | None
+    enable_gapless_order: bool
+    enable_endless_retries: bool
+    max_in_flight_requests_per_connection: int
+    linger_ms: float
+    batch_size: int
+    buffer_memory: int
+    max_request_size: int
+    max_block_ms: float
+    delivery_timeout_ms: float | None
+    close_timeout_ms: float
+    request_timeout_ms: float
+    retry_backoff_ms: float
+    retry_backoff_max_ms: float
+    compression_type: CompressionName | None
+    compression_level: int | None
+    compression_gzip_level: int | None
+    compression_lz4_level: int | None
+    compression_zstd_level: int | None
+    partitioner: PartitionerName | Callable[..., int] | None
+    partitioner_ignore_keys: bool
+    partitioner_adaptive_partitioning_enable: bool
+    partitioner_availability_timeout_ms: float
+    metadata_max_age_ms: float
+    metadata_max_idle_ms: float
+    metadata_recovery_strategy: RecoveryName
+    metadata_recovery_rebootstrap_trigger_ms: float
+    allow_auto_create_topics: bool
+    reconnect_backoff_ms: float
+    reconnect_backoff_max_ms: float
+    socket_connection_setup_timeout_ms: float
+    socket_connection_setup_timeout_max_ms: float
+    connections_max_idle_ms: float | None
+    transactional_id: str | None
+    transaction_timeout_ms: float
+    interceptors: Sequence[Any]
+    hooks: Sequence[Any]
+    enable_metrics_push: bool
+    connector: Connector | None
+    address_filter: AddressFilter | None
+    resolved_address_filter: ResolvedAddressFilter | None
+    max_batch_size: int | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

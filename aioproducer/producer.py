@@ -5,9 +5,9 @@ The compiled base class contains the fast path, which applies if the topic is kn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.config import AddressFilter, Connector
@@ -25,16 +25,31 @@ from aioproducer.records._record_path import (
 )
 from aioproducer.records.arguments import check_is_bytes, check_target, check_timeout
 from aioproducer.records.pending_record import PendingRecord
+from aioproducer.records.send_calls import SendCalls
 from aioproducer.records.serializers import BoundSerializer, Serializer, finish, finish_now
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.sending.bulk import Bulk, end_of
 from aioproducer.sending.lifecycle import Lifecycle
 from aioproducer.settings.table import SecuritySettings
 from aioproducer.transactions.offsets import partitions_of_handoff
-from aioproducer.types import Headers, ProducerRecord, TopicPartition, TransactionHandle
+from aioproducer.types import (
+    AcksName,
+    CompressionName,
+    K,
+    PartitionerName,
+    ProducerRecord,
+    RecoveryName,
+    TopicPartition,
+    TransactionHandle,
+    V,
+)
 
 
-class Producer(Lifecycle, Bulk):
+class Producer(
+    SendCalls[Coroutine[Any, Any, Delivery], Coroutine[Any, Any, RecordMetadata], Delivery, K, V],
+    Lifecycle,
+    Bulk,
+):
     """An asyncio Kafka producer.
 
         async with Producer("localhost:9092", compression_type="zstd") as producer:
@@ -42,6 +57,9 @@ class Producer(Lifecycle, Bulk):
             metadata = await delivery                                      # on the broker
 
     A producer can be created anywhere, even without a running loop, and belongs to the loop in which it is started.
+
+    For type checkers, a Producer[K, V] accepts keys of the type K and values of the type V, or None. Both are inferred
+    from the serializers; without a serializer, they are bytes, bytearray and memoryview.
 
     Args:
         bootstrap_servers: "host:port,host:port" or a list of them; the port is 9092 if left out.
@@ -110,7 +128,7 @@ class Producer(Lifecycle, Bulk):
         bootstrap_servers: str | Sequence[str] = "localhost:9092",
         *,
         client_id: str | None = "aioproducer",
-        acks: int | str = "all",
+        acks: AcksName = "all",
         enable_idempotence: bool | None = None,
         enable_gapless_order: bool = False,
         enable_endless_retries: bool = False,
@@ -125,20 +143,20 @@ class Producer(Lifecycle, Bulk):
         request_timeout_ms: float = 30000,
         retry_backoff_ms: float = 100,
         retry_backoff_max_ms: float = 1000,
-        compression_type: str | None = "none",
+        compression_type: CompressionName | None = "none",
         compression_level: int | None = None,
         compression_gzip_level: int | None = None,
         compression_lz4_level: int | None = None,
         compression_zstd_level: int | None = None,
-        partitioner: str | Callable[..., int] | None = "murmur2",
+        partitioner: PartitionerName | Callable[..., int] | None = "murmur2",
         partitioner_ignore_keys: bool = False,
         partitioner_adaptive_partitioning_enable: bool = True,
         partitioner_availability_timeout_ms: float = 0,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer[K] | None = None,
+        value_serializer: Serializer[V] | None = None,
         metadata_max_age_ms: float = 300000,
         metadata_max_idle_ms: float = 300000,
-        metadata_recovery_strategy: str = "rebootstrap",
+        metadata_recovery_strategy: RecoveryName = "rebootstrap",
         metadata_recovery_rebootstrap_trigger_ms: float = 300000,
         allow_auto_create_topics: bool = True,
         reconnect_backoff_ms: float = 50,
@@ -228,93 +246,8 @@ class Producer(Lifecycle, Bulk):
 
     # ------------------------------------------------------------------------------------------- sending
 
-    if TYPE_CHECKING:  # inherited from records/_record_path.pyx, the compiled part that need not wait
-
-        async def send(
-            self,
-            topic: str,
-            value: Any = None,
-            key: Any = None,
-            partition: int | None = None,
-            timestamp_ms: int | None = None,
-            headers: Headers | None = None,
-            *,
-            timeout: float | None = None,
-            key_serializer: Serializer | None = None,
-            value_serializer: Serializer | None = None,
-        ) -> Delivery:
-            """Put a record into the buffer and return its delivery. Waits for metadata and for room in the buffer.
-
-            Args:
-                topic: the name of the topic, str.
-                value, key: bytes, bytearray, memoryview or None, or what the serializers accept.
-                partition: a number, or None for the partitioner's choice.
-                timestamp_ms: milliseconds since 1970; now if None.
-                headers: a list of (str, bytes or None).
-                timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
-                key_serializer, value_serializer: the serializers for this record; None for the producer's.
-
-            Returns:
-                The Delivery, a future of the RecordMetadata.
-
-            Raises:
-                InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
-                MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
-                TopicAuthorizationError: the cluster does not allow this client to write.
-                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer is not started or is
-                    closed, or it belongs to another event loop, thread or process.
-
-            If send() raises, the record is not sent.
-
-            If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
-            sent, even if its delivery, or a task that awaits it, is cancelled.
-            """
-
-        async def send_and_wait(
-            self,
-            topic: str,
-            value: Any = None,
-            key: Any = None,
-            partition: int | None = None,
-            timestamp_ms: int | None = None,
-            headers: Headers | None = None,
-            *,
-            timeout: float | None = None,
-            key_serializer: Serializer | None = None,
-            value_serializer: Serializer | None = None,
-        ) -> RecordMetadata:
-            """Send a record and wait for its acknowledgement. The record's batch does not linger.
-
-            Takes the same arguments as `send`.
-
-            Raises:
-                DeliveryError: the record failed; `outcome` says whether it may be in the log.
-                Others: see `send`.
-
-            If the call is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
-            """
-
-        def try_send(
-            self,
-            topic: str,
-            value: Any = None,
-            key: Any = None,
-            partition: int | None = None,
-            timestamp_ms: int | None = None,
-            headers: Headers | None = None,
-            *,
-            timeout: float | None = None,
-            key_serializer: Serializer | None = None,
-            value_serializer: Serializer | None = None,
-        ) -> Delivery:
-            """Put a record into the buffer and return its delivery, without waiting.
-
-            Takes the same arguments as `send`.
-
-            Raises:
-                BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
-                Others: see `send`.
-            """
+    # `send`, `send_and_wait` and `try_send` are declared in the base class SendCalls (records/send_calls.py). The part of
+    # them that need not wait is compiled, in records/_record_path.pyx.
 
     async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
         """Send a record that has to wait: for metadata, an async serializer, the user's partitioner, or room."""

@@ -7,7 +7,41 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+Data: TypeAlias = bytes | bytearray | memoryview
+"""A key or a value that needs no serializer."""
+
+if TYPE_CHECKING:  # TypeVar has defaults from Python 3.13 on, but type checkers know them in every version
+    from typing_extensions import TypeVar
+
+    K = TypeVar("K", contravariant=True, default=Data)
+    V = TypeVar("V", contravariant=True, default=Data)
+else:
+    from typing import TypeVar
+
+    K = TypeVar("K")  # the type of the keys that a producer accepts
+    V = TypeVar("V")  # the type of the values that a producer accepts
+
+AcksName: TypeAlias = Literal["all", 0, 1, -1]
+CompressionName: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+PartitionerName: TypeAlias = Literal[
+    "murmur2",
+    "murmur2_random",
+    "default",
+    "consistent_random",
+    "round_robin",
+    "consistent",
+    "fnv1a",
+    "fnv1a_random",
+    "random",
+]
+RecoveryName: TypeAlias = Literal["rebootstrap", "none"]
+ProtocolName: TypeAlias = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+MechanismName: TypeAlias = Literal[
+    "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM"
+]
+StoreName: TypeAlias = Literal["PEM", "PKCS12"]
 
 ENDS_OF_THE_PROGRAM = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """Exceptions from the user's code that are passed on. All others count as a failure of that code, even a

@@ -1,36 +1,80 @@
-"""The front door: what producer.py shows of the compiled calls."""
+"""The front door: a producer is generic over its keys and values, and each of its kinds has the same calls."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-from pathlib import Path
+from collections.abc import Callable
+from typing import get_type_hints
 
 import pytest
 
-from aioproducer import Producer
-from aioproducer import producer as producer_module
+import aioproducer
+from aioproducer import Producer, blocking
+from aioproducer.config import ProducerSettings
+from aioproducer.testing import EmbeddedCluster, RecordingProducer
+
+KINDS = [Producer, blocking.Producer, RecordingProducer]
 
 
-def declared_in_source():
-    """The methods that producer.py declares for its readers and for editors, and that are compiled elsewhere."""
-    tree = ast.parse(Path(producer_module.__file__).read_text(encoding="utf-8"))
-    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Producer"]
-    [block] = [
-        node for node in found.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    ]
-    return {node.name: node for node in block.body}
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_producer_with_types_is_a_producer_of_the_same_class(kind):
+    producer = kind[str, bytes]("localhost:9092", key_serializer=str.encode)
+
+    assert type(producer) is kind
+    assert producer.config.key_serializer is str.encode
+    assert type(kind[str, bytes].from_config({"linger.ms": 7})) is kind
+    assert type(kind[str, dict[str, int]]()) is type(kind())
 
 
-def test_the_compiled_methods_are_declared_where_readers_look_for_them():
-    assert list(declared_in_source()) == ["send", "send_and_wait", "try_send"]
+def test_a_class_of_the_user_may_set_the_types_and_keep_one_open():
+    class Orders(Producer[str, bytes]):
+        """Both types are set."""
+
+    class Keyed(RecordingProducer[str, aioproducer.types.V]):
+        """The type of the values is open."""
+
+    assert Orders("localhost:9092").config.bootstrap_servers == (("localhost", 9092),)
+    assert type(Keyed[bytes]()) is Keyed
 
 
-@pytest.mark.parametrize("name", ["send", "send_and_wait", "try_send"])
-def test_a_declared_method_has_the_signature_and_the_text_of_the_compiled_one(name):
-    declared, compiled = declared_in_source()[name], getattr(Producer, name)
+async def test_a_producer_with_types_sends_through_the_compiled_calls():
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        async with Producer[bytes, bytes](cluster.bootstrap_servers) as producer:
+            await producer.send_and_wait("t", b"v", b"k")
 
-    assert ast.get_docstring(declared) == inspect.getdoc(compiled)
-    names = [argument.arg for argument in (*declared.args.args, *declared.args.kwonlyargs)]
-    assert names == list(inspect.signature(compiled).parameters)
-    assert isinstance(declared, ast.AsyncFunctionDef) == inspect.iscoroutinefunction(compiled)
+        assert [(record.key, record.value) for record in cluster.records("t")] == [(b"k", b"v")]
+    assert type(Producer.send).__name__ == "cython_function_or_method"
+    assert Producer.send is RecordingProducer.send
+
+
+def test_the_settings_that_functions_pass_on_have_the_types_of_the_keywords():
+    keywords = get_type_hints(Producer.__init__)
+    passed_on = get_type_hints(ProducerSettings)
+
+    left_out = {"return", "security", "bootstrap_servers", "key_serializer", "value_serializer"}
+    names = [name for name in inspect.signature(Producer).parameters if name not in left_out]
+    assert names
+    assert {name: passed_on[name] for name in names} == {name: keywords[name] for name in names}
+    others = set(passed_on) - set(names)
+    assert others
+    assert all(name.startswith(("security_", "ssl_", "sasl_")) for name in others)
+
+
+@pytest.mark.promise(
+    "Public API", "the blocking producer and the double have the public names and parameters of the producer"
+)
+@pytest.mark.parametrize("kind", [blocking.Producer, RecordingProducer])
+def test_each_kind_of_producer_has_the_public_names_and_parameters_of_the_producer(kind):
+    names = ["__init__", *(name for name in dir(Producer) if not name.startswith("_"))]
+
+    assert {name for name in dir(kind) if not name.startswith("_")} >= set(names) - {"__init__"}
+    for name in names:
+        ours, theirs = getattr(kind, name), getattr(Producer, name)
+        assert isinstance(ours, property) == isinstance(theirs, property), name
+        if not isinstance(theirs, property):
+            assert parameters_of(ours) == parameters_of(theirs), name
+            assert inspect.getdoc(ours) or name == "__init__", name
+
+
+def parameters_of(function: Callable[..., object]) -> list[tuple[str, object, object]]:
+    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]

@@ -1,7 +1,7 @@
 """The blocking Producer: each call runs the asyncio producer's call in the loop thread, and waits for its result.
 
-`send` usually does not wait: it puts a plain record for a known topic and partition into a queue. One wake-up of the
-loop serves all records that are queued by then."""
+`send` (in sends.py) usually does not wait: it puts a plain record for a known topic and partition into a queue. One
+wake-up of the loop serves all records that are queued by then."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import asyncio
 import dataclasses
 import functools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, Unpack
 
 from aioproducer import (
     BatchBuilder,
-    BufferFullError,
     CloseReport,
     ConsumerGroupMetadata,
-    Headers,
     OffsetAndMetadata,
     ProducerClosed,
     ProducerConfig,
@@ -27,25 +25,26 @@ from aioproducer import (
     TopicPartition,
     TransactionHandle,
 )
-from aioproducer import Delivery as AsyncDelivery
 from aioproducer import Producer as AsyncProducer
 from aioproducer.blocking.loop_thread import (
     GRACE_SECONDS,
     LoopThread,
     check_may_block,
     enter,
-    generation,
     leave,
-    running_loop,
 )
 from aioproducer.blocking.receipt import Receipt
 from aioproducer.blocking.send_queue import Delivery, SendQueue
+from aioproducer.blocking.sends import Sends
 from aioproducer.errors import IllegalStateError, ProducerNotStartedError, WrongLoopError, counted
+from aioproducer.records.send_calls import SendCalls
+from aioproducer.types import K, V
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from aioproducer.cluster import PartitionInfo
+    from aioproducer.config import ProducerSettings
     from aioproducer.observe.description import Description
     from aioproducer.observe.snapshots import MetricsSnapshot
     from aioproducer.observe.vital_signs import Health, Ping
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from aioproducer.transactions.calls import TransactionScope as AsyncTransactionScope
     from aioproducer.types import OffsetsToCommit
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_QUEUED = 1000
@@ -65,14 +63,7 @@ QUEUED_PART = 4
 buffer_memory."""
 
 
-def _settings_of(
-    init: Callable[Concatenate[AsyncProducer, P], None],
-) -> Callable[..., Callable[Concatenate[Any, P], None]]:
-    """Copy the signature and the documentation of `init` to an __init__ that passes everything on to it."""
-    return functools.wraps(init)
-
-
-class Producer:
+class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     """`aioproducer.Producer` for code without an event loop: the same settings, calls and errors, without `await`.
 
         with Producer("localhost:9092") as producer:
@@ -92,18 +83,31 @@ class Producer:
         ForkedError: the process was forked after start(); build a producer in the child.
     """
 
-    _asyncio_class: ClassVar[type[AsyncProducer]] = AsyncProducer
+    _asyncio_class: ClassVar[type[AsyncProducer[Any, Any]]] = AsyncProducer
     """The class of the asyncio producer that does the work."""
 
-    @_settings_of(AsyncProducer.__init__)
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        try:
-            inner = self._asyncio_class(*args, **settings)
-        finally:
-            del args, settings  # a traceback that shows locals must not show passwords
-        self._wrap(inner)
+    if TYPE_CHECKING:
 
-    def _wrap(self, inner: AsyncProducer, *, is_attached: bool = False) -> None:
+        def __init__(
+            self,
+            bootstrap_servers: str | Sequence[str] = "localhost:9092",
+            *,
+            key_serializer: Serializer[K] | None = None,
+            value_serializer: Serializer[V] | None = None,
+            **settings: Unpack[ProducerSettings],
+        ) -> None: ...
+
+    else:  # only the given settings are passed on, without the defaults
+
+        @functools.wraps(AsyncProducer.__init__)
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            try:
+                inner = self._asyncio_class(*args, **settings)
+            finally:
+                del args, settings  # a traceback that shows locals must not show passwords
+            self._wrap(inner)
+
+    def _wrap(self, inner: AsyncProducer[Any, Any], *, is_attached: bool = False) -> None:
         config = inner.config
         self._inner = inner
         # Compression threads with a lower priority would make no progress while other processes are busy.
@@ -117,8 +121,6 @@ class Producer:
         )
         """True if records are handled without user code (a serializer, interceptor or partitioner)."""
         self._may_queue = self._is_plain and (config.transactional_id is None or is_attached)
-        """Whether `send` may queue records. A transactional producer queues records only within a transaction, so that
-        outside of one, `send` itself raises the error."""
         room = config.buffer_memory // QUEUED_PART
         self._largest = min(LARGEST_QUEUED, config.max_request_size // QUEUED_PART, room)
         self._most = max(1, min(MOST_QUEUED, room // max(1, self._largest)))
@@ -129,7 +131,7 @@ class Producer:
         """Whether the producer is meant to stay open until the interpreter exits; if so, no warning is logged."""
 
     @classmethod
-    def _around(cls, inner: AsyncProducer, *, is_attached: bool = False) -> Self:
+    def _around(cls, inner: AsyncProducer[Any, Any], *, is_attached: bool = False) -> Self:
         producer = cls.__new__(cls)
         producer._wrap(inner, is_attached=is_attached)
         return producer
@@ -354,162 +356,6 @@ class Producer:
 
     # ---------------------------------------------------------------------------------------------- records
 
-    def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers | None = None,
-        *,
-        timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-    ) -> Delivery:
-        """Put a record into the buffer and return its delivery; arguments as in `aioproducer.Producer.send`.
-
-        `send` waits for the metadata of a new topic, for room in the buffer (max_block_ms), for a large record, and for
-        serializers and interceptors. Otherwise it returns immediately.
-
-        Raises:
-            KafkaError: those of `aioproducer.Producer.send`, which mean that the record was not sent. An error that
-                occurs after `send` has returned (for example, because the buffer has just become full) is raised by the
-                delivery.
-
-        If Ctrl-C interrupts the wait, the record is either in the buffer or will not be sent.
-        """
-        thread = self._sends.thread
-        if (
-            running_loop() is not None
-            or self._report is not None
-            or thread is None
-            or thread.generation != generation()
-        ):
-            self._check_usable()
-        has_own = key_serializer is not None or value_serializer is not None
-        if not has_own and self._is_queueable(topic, value, key, partition, timestamp_ms, headers, timeout):
-            kept = None if headers is None else tuple(headers)  # the caller may change a list
-            return self._sends.put((topic, value, key, partition, timestamp_ms, kept))
-        send = partial(
-            self._inner.send,
-            topic,
-            value,
-            key,
-            partition,
-            timestamp_ms,
-            headers,
-            timeout=timeout,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
-        )
-        appended = self._call_settled(send, topic)
-        if partition is not None or not self._is_attached:
-            self._sends.places.add((topic, partition))
-        return Delivery(self._sends, topic, appended)
-
-    def _is_queueable(
-        self,
-        topic: object,
-        value: object,
-        key: object,
-        partition: object,
-        timestamp_ms: object,
-        headers: Any,
-        timeout: object,
-    ) -> bool:
-        """Return True if the record is certainly valid, cannot change any more, and need not wait."""
-        return (
-            self._may_queue
-            and self._inner._tracer is None  # the span needs the caller's context
-            and timeout is None
-            and type(topic) is str
-            and (partition is None or type(partition) is int)
-            and (topic, partition) in self._sends.places
-            and topic not in self._sends.lanes
-            and len(self._sends) < self._most
-            and (value is None or (type(value) is bytes and len(value) <= self._largest))
-            and (key is None or (type(key) is bytes and len(key) <= self._largest))
-            and (timestamp_ms is None or (type(timestamp_ms) is int and 0 <= timestamp_ms < 2**63))
-            and (headers is None or self._are_plain(headers))
-        )
-
-    def _are_plain(self, headers: Any) -> bool:
-        if type(headers) not in (list, tuple):
-            return False
-        size = 0
-        for header in headers:
-            if type(header) is not tuple or len(header) != 2:
-                return False
-            name, value = header
-            if type(name) is not str or not name.isascii() or not (value is None or type(value) is bytes):
-                return False
-            size += len(name) + len(value or b"") + 10
-        return size <= self._largest
-
-    def send_and_wait(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers | None = None,
-        *,
-        timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-    ) -> RecordMetadata:
-        """Send a record, and wait for its acknowledgement; see `aioproducer.Producer.send_and_wait`."""
-        send = partial(
-            self._inner.send_and_wait,
-            topic,
-            value,
-            key,
-            partition,
-            timestamp_ms,
-            headers,
-            timeout=timeout,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
-        )
-        return self._call_settled(send, topic)
-
-    def try_send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers | None = None,
-        *,
-        timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-    ) -> Delivery:
-        """Put a record into the buffer, or raise an error instead of waiting for room; see
-        `aioproducer.Producer.try_send`."""
-
-        async def append() -> AsyncDelivery:
-            if isinstance(topic, str) and topic in self._sends.lanes:
-                raise BufferFullError(
-                    "try_send: other records are already waiting for room; use send, which waits"
-                )
-            return self._inner.try_send(
-                topic,
-                value,
-                key,
-                partition,
-                timestamp_ms,
-                headers,
-                timeout=timeout,
-                key_serializer=key_serializer,
-                value_serializer=value_serializer,
-            )
-
-        return Delivery(self._sends, topic, self._call(append))
-
     def create_batch(self) -> BatchBuilder:
         """Return an empty batch, to be filled in one thread; see `aioproducer.Producer.create_batch`."""
 
@@ -689,7 +535,7 @@ class Producer:
 class TransactionScope:
     """One transaction, created by `Producer.transaction()`, for use in one `with` statement."""
 
-    def __init__(self, producer: Producer, scope: AsyncTransactionScope) -> None:
+    def __init__(self, producer: Producer[Any, Any], scope: AsyncTransactionScope) -> None:
         self._producer = producer
         self._scope = scope
 

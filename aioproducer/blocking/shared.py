@@ -13,7 +13,7 @@ from aioproducer.blocking.loop_thread import check_may_block
 from aioproducer.blocking.producer import Producer
 from aioproducer.errors import IllegalStateError
 
-Shared = tuple[dict[str, Any], Producer]
+Shared = tuple[dict[str, Any], Producer[Any, Any]]
 """The settings that were passed to shared_producer(), and the producer."""
 
 _shared: tuple[Shared, ...] = ()
@@ -25,7 +25,7 @@ _lock = threading.RLock()
 _is_building = False
 
 
-def shared_producer(**settings: Any) -> Producer:
+def shared_producer(**settings: Any) -> Producer[Any, Any]:
     """Return this process's started producer with these settings. The first call builds it.
 
         def order_placed(order_id: int) -> None:
@@ -73,7 +73,7 @@ def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
     return [producer.close(timeout) for _, producer in closing]
 
 
-def _open(settings: dict[str, Any]) -> Producer | None:
+def _open(settings: dict[str, Any]) -> Producer[Any, Any] | None:
     """Return the open producer with these settings, or None if there is none."""
     for given, producer in _shared:
         if given == settings and producer._report is None:
@@ -81,7 +81,7 @@ def _open(settings: dict[str, Any]) -> Producer | None:
     return None
 
 
-def _build(settings: dict[str, Any]) -> Producer:
+def _build(settings: dict[str, Any]) -> Producer[Any, Any]:
     global _is_building, _shared
     if settings.get("transactional_id") is not None:
         raise ConfigError(
@@ -97,7 +97,7 @@ def _build(settings: dict[str, Any]) -> Producer:
         )
     _is_building = True
     try:
-        producer = Producer(**settings)
+        producer: Producer[Any, Any] = Producer(**settings)
         producer._closes_at_exit = True
         producer.start(wait=False)
     finally:

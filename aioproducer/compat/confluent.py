@@ -48,7 +48,7 @@ class Offset(Protocol):
 Offsets = Iterable[Offset] | Mapping[Any, Any]
 
 
-class Producer(AsyncProducer):
+class Producer(AsyncProducer[Any, Any]):
     """`aioproducer.Producer` with confluent-kafka's arguments.
 
         async with Producer({"bootstrap.servers": "localhost:9092", "linger.ms": 5}) as producer:
@@ -87,8 +87,8 @@ class Producer(AsyncProducer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer[Any] | None = None,
+        value_serializer: Serializer[Any] | None = None,
     ) -> Delivery:
         """Put a record into the buffer and return its delivery; see `aioproducer.Producer.send`."""
         record = _record(
@@ -108,8 +108,8 @@ class Producer(AsyncProducer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer[Any] | None = None,
+        value_serializer: Serializer[Any] | None = None,
     ) -> RecordMetadata:
         """Send a record and wait for its acknowledgement; see `aioproducer.Producer.send_and_wait`."""
         record = _record(
@@ -129,8 +129,8 @@ class Producer(AsyncProducer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer[Any] | None = None,
+        value_serializer: Serializer[Any] | None = None,
     ) -> Delivery:
         """Put a record into the buffer without waiting; see `aioproducer.Producer.try_send`."""
         record = _record(
@@ -157,7 +157,7 @@ class Producer(AsyncProducer):
         await super().send_offsets_to_transaction(offsets, group_id)
 
 
-class BlockingProducer(blocking.Producer):
+class BlockingProducer(blocking.Producer[Any, Any]):
     """`aioproducer.blocking.Producer` with the same confluent-kafka arguments as `Producer`.
 
     with BlockingProducer({"bootstrap.servers": "localhost:9092"}) as producer:
@@ -182,8 +182,8 @@ class BlockingProducer(blocking.Producer):
         headers: AnyHeaders | None = None,
         *,
         timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
+        key_serializer: Serializer[Any] | None = None,
+        value_serializer: Serializer[Any] | None = None,
     ) -> blocking.Delivery:
         """Put a record into the buffer and return its delivery; see `aioproducer.blocking.Producer.send`."""
         # Convert the record here: only a record with bytes is queued without waiting.
@@ -206,8 +206,8 @@ def _record(
     partition: int | None,
     timestamp_ms: int | None,
     headers: Any,
-    key_serializer: Serializer | None,
-    value_serializer: Serializer | None,
+    key_serializer: Serializer[Any] | None,
+    value_serializer: Serializer[Any] | None,
 ) -> Record:
     """Return the arguments for `aioproducer.Producer.send`, which rejects invalid ones."""
     config = producer.config

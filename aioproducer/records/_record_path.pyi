@@ -1,15 +1,14 @@
 """Types of the compiled record path; _record_path.pyx has the documentation."""
 
 from array import array
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Future
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextvars import Context
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioproducer.errors import KafkaError
-from aioproducer.types import Headers, TopicPartition
+from aioproducer.types import Data, Headers, TopicPartition
 
 if TYPE_CHECKING:
     from aioproducer.observe.tracing import SendSpan, SendTracer
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 HEADER_SIZE: int
 LARGE_RECORD: int
-
-Data = bytes | bytearray | memoryview
 
 def whole_number(value: object) -> int | None: ...
 def murmur2(key: Data) -> int: ...
@@ -110,28 +107,21 @@ class RecordMetadata:
     @property
     def topic_partition(self) -> TopicPartition: ...
 
-class Delivery:
-    _asyncio_future_blocking: bool
-    @property
-    def _cancel_message(self) -> Any: ...
-    @property
-    def _loop(self) -> AbstractEventLoop: ...
+# At runtime, it is not a subclass: asyncio recognizes a future by an attribute. For type checkers it is one, because
+# asyncio.wait is declared for subclasses of Future only.
+class Delivery(Future[RecordMetadata]):
     @property
     def topic_partition(self) -> TopicPartition: ...
     @property
     def batch(self) -> ProducerBatch: ...
-    def get_loop(self) -> AbstractEventLoop: ...
-    def done(self) -> bool: ...
-    def cancelled(self) -> bool: ...
-    def cancel(self, msg: Any = None) -> bool: ...
-    def result(self) -> RecordMetadata: ...
-    def exception(self) -> BaseException | None: ...
-    def add_done_callback(
-        self, callback: Callable[[Delivery], object], *, context: Context | None = None
-    ) -> None: ...
-    def remove_done_callback(self, callback: Callable[[Delivery], object]) -> int: ...
-    def __await__(self) -> Generator[Any, None, RecordMetadata]: ...
-    def __iter__(self) -> Iterator[Any]: ...
+
+class Gathering:
+    @property
+    def waiter(self) -> Future[None] | None: ...
+    def __init__(self, loop: AbstractEventLoop, returns_exceptions: bool) -> None: ...
+    def watch(self, deliveries: list[Any]) -> bool: ...
+    def cancel(self, deliveries: list[Any], msg: Any = None) -> None: ...
+    def results(self, deliveries: list[Any]) -> list[Any]: ...
 
 class PartitionQueue:
     topic: str
@@ -241,6 +231,7 @@ class RecordPath:
     def _unbind(self) -> None: ...
     def _check_usable(self) -> None: ...
     def _check_place(self) -> None: ...
+    # `send`, `send_and_wait` and `try_send` are declared in send_calls.py.
     # The slow parts of a send, which may wait or run user code. Producer defines or overrides some of them.
     _tracer: SendTracer | None
     def _check_may_append(self) -> None: ...
@@ -253,8 +244,8 @@ class RecordPath:
         partition: int | None,
         timestamp_ms: int | None,
         timeout: float | None,
-        key_serializer: Serializer | None,
-        value_serializer: Serializer | None,
+        key_serializer: Serializer[Any] | None,
+        value_serializer: Serializer[Any] | None,
     ) -> Delivery: ...
     def _try_send_traced(
         self,
@@ -265,8 +256,8 @@ class RecordPath:
         partition: int | None,
         timestamp_ms: int | None,
         timeout: float | None,
-        key_serializer: Serializer | None,
-        value_serializer: Serializer | None,
+        key_serializer: Serializer[Any] | None,
+        value_serializer: Serializer[Any] | None,
     ) -> Delivery: ...
     def _count_rejected(self, topic: object, error: BaseException) -> None: ...
     def _serializer_for(self, topic: object, serializer: Any, field: str) -> UserSerializer: ...
@@ -281,46 +272,6 @@ class RecordPath:
         key: Any,
         headers: Headers | None,
     ) -> Serialization: ...
-    # Documented in producer.py.
-    async def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers | None = None,
-        *,
-        timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-    ) -> Delivery: ...
-    async def send_and_wait(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers | None = None,
-        *,
-        timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-    ) -> RecordMetadata: ...
-    def try_send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers | None = None,
-        *,
-        timeout: float | None = None,
-        key_serializer: Serializer | None = None,
-        value_serializer: Serializer | None = None,
-    ) -> Delivery: ...
     def _append(
         self,
         topic: Topic,

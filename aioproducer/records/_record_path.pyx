@@ -13,6 +13,7 @@ batch.py). The tests compare the encoder with a plain-Python one, tests/support/
     BufferMemory  the bytes that may be buffered
     Rows          the columns of one send_many call, and the partition of each row (_columns.pxi)
     Serialization   the serializers of one record, called without leaving compiled code (_user_code.pxi)
+    Gathering     one wait for many deliveries (_gathering.pxi)
 
 The event loop's thread writes all of this state. Other threads complete and compress batches, and (with the blocking
 producer) read and drop deliveries. In Pythons without the GIL, a Mutex or an atomic access guards the state that
@@ -880,13 +881,8 @@ cdef class Delivery:
             context = _copy_context()
         if has_ended(self):
             self.batch.loop.call_soon(callback, self, context=context)
-        elif self.callbacks is None:
-            self.callbacks = (callback, context)
-            let_wait(self)
-        elif type(self.callbacks) is tuple:
-            self.callbacks = [self.callbacks, (callback, context)]
         else:
-            (<list>self.callbacks).append((callback, context))
+            add_callback(self, (callback, context))
 
     def remove_done_callback(self, callback):
         cdef list kept, all
@@ -954,6 +950,18 @@ cdef inline int let_wait(Delivery delivery) except -1:
     return 0
 
 
+cdef inline int add_callback(Delivery delivery, tuple entry) except -1:
+    """Add (callback, context) to a delivery without a result."""
+    if delivery.callbacks is None:
+        delivery.callbacks = entry
+        let_wait(delivery)
+    elif type(delivery.callbacks) is tuple:
+        delivery.callbacks = [delivery.callbacks, entry]
+    else:
+        (<list>delivery.callbacks).append(entry)
+    return 0
+
+
 cdef inline bint has_ended(Delivery delivery) except -1:
     cdef bint ended, may_have_ended_early, is_split
     while True:
@@ -1015,6 +1023,15 @@ cdef inline object error_of(Delivery delivery, Batch batch, int index):
     """Return a copy of the batch's error. Raising the error itself would attach a traceback to it. The traceback refers
     to the awaiting task's frame, the frame to the delivery, and the delivery, through its batch, to the error: a cycle
     that the garbage collector cannot see."""
+    if batch.record_errors is None and batch.error is None:
+        delivery.flags = RETRIEVED
+        return None
+    error = retrieve(delivery, batch, index)
+    return None if error is None else copy(error)
+
+
+cdef object retrieve(Delivery delivery, Batch batch, int index):
+    """Note that the result was retrieved. Return the error of the record, or None."""
     cdef bint is_second = delivery.flags == SECOND
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
@@ -1022,8 +1039,8 @@ cdef inline object error_of(Delivery delivery, Batch batch, int index):
         if error is not None:
             if not is_second:
                 batch.mark_retrieved(index)
-            return copy(error)
-    return None if batch.error is None else copy(batch.error)
+            return error
+    return batch.error
 
 
 cdef inline RecordMetadata metadata_of(Delivery delivery, Batch batch, int index):
@@ -1048,11 +1065,20 @@ cdef int schedule_callbacks(Delivery delivery, call_soon=None) except -1:
         call_soon = delivery.batch.loop.call_soon
     if type(callbacks) is tuple:
         callback, context = <tuple>callbacks
-        call_soon(callback, delivery, context=context)
+        if type(callback) is Gathering:
+            note_gathered(<Gathering>callback, delivery)
+        else:
+            call_soon(callback, delivery, context=context)
     else:
         for callback, context in callbacks:
-            call_soon(callback, delivery, context=context)
+            if type(callback) is Gathering:
+                note_gathered(<Gathering>callback, delivery)
+            else:
+                call_soon(callback, delivery, context=context)
     return 0
+
+
+include "_gathering.pxi"
 
 
 # ----------------------------------------------------------------------------------------- queues and topics
@@ -1247,7 +1273,8 @@ cdef class RecordPath:
             TopicAuthorizationError: the cluster does not allow this client to write.
             ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer is not started or is
                 closed, or it belongs to another event loop, thread or process.
-            If send() raises, the record is not sent.
+
+        If send() raises, the record is not sent.
 
         If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
         sent, even if its delivery, or a task that awaits it, is cancelled.

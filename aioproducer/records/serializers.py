@@ -5,8 +5,8 @@ Compiled code calls the serializers (_user_code.pxi). This module waits for the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aioproducer.errors import IllegalStateError, InvalidRecordError, SerializationError, escaped
 from aioproducer.records._record_path import (
@@ -18,7 +18,7 @@ from aioproducer.records._record_path import (
     UserSerializer,
     Waiting,
 )
-from aioproducer.types import Headers, is_buffer, qualified_name, takes_second
+from aioproducer.types import Data, Headers, is_buffer, qualified_name, takes_second
 
 LONGEST_CAUSE = 200
 """The maximum number of characters that our error quotes from an exception's text."""
@@ -29,13 +29,20 @@ MOST_CLOSES = 100
 """The maximum number of attempts to end a coroutine that awaits something while it ends."""
 
 
-class SerializerObject(Protocol):
+Serialized: TypeAlias = Data | Awaitable[Data | None] | None
+T = TypeVar("T", contravariant=True)
+S = TypeVar("S")
+
+
+class SerializerObject(Protocol[T]):
     """A serializer that also receives the topic and the headers. May be async."""
 
-    def serialize(self, topic: str, value: Any, headers: Headers | None, /) -> Any: ...
+    def serialize(self, topic: str, value: T, headers: Headers | None, /) -> Serialized: ...
 
 
-Serializer: TypeAlias = Callable[[Any], Any] | Callable[[Any, SerializationContext], Any] | SerializerObject
+Serializer: TypeAlias = (
+    Callable[[S], Serialized] | Callable[[S, SerializationContext], Serialized] | SerializerObject[S]
+)
 """f(value) or f(value, context) -> bytes or None, or an object with `serialize(topic, value, headers)`.
 
 Each may be async."""
@@ -189,7 +196,7 @@ def finish_now(serialization: Serialization, caller: str) -> None:
 class Serializers:
     """The serializers of a producer, and those that were passed to `send`."""
 
-    def __init__(self, of_value: Serializer | None, of_key: Serializer | None) -> None:
+    def __init__(self, of_value: Serializer[Any] | None, of_key: Serializer[Any] | None) -> None:
         self.of_value = None if of_value is None else BoundSerializer(of_value, "value")
         self.of_key = None if of_key is None else BoundSerializer(of_key, "key")
         self._given: dict[tuple[Any, str], BoundSerializer] = {}

@@ -39,7 +39,7 @@ from aioproducer.settings.value_types import (
     ValueType,
     Words,
 )
-from aioproducer.types import Secret
+from aioproducer.types import MechanismName, ProtocolName, Secret, StoreName
 
 Path = str | PathLike[str]
 
@@ -321,16 +321,16 @@ SETTINGS: dict[str, Setting] = {
 class SecuritySettings(TypedDict, total=False):
     """The TLS and SASL settings as arguments for `Producer`. All of them can be left out."""
 
-    security_protocol: str
+    security_protocol: ProtocolName
     ssl_context: ssl.SSLContext | None
     ssl_truststore_certificates: str | None
     ssl_truststore_location: Path | None
-    ssl_truststore_type: str | None
+    ssl_truststore_type: StoreName | None
     ssl_truststore_password: str | Secret | None
     ssl_keystore_certificate_chain: str | None
     ssl_keystore_key: str | Secret | None
     ssl_keystore_location: Path | None
-    ssl_keystore_type: str | None
+    ssl_keystore_type: StoreName | None
     ssl_keystore_password: str | Secret | None
     ssl_key_password: str | Secret | None
     ssl_certificate_location: Path | None
@@ -338,7 +338,7 @@ class SecuritySettings(TypedDict, total=False):
     ssl_crl_location: Path | None
     ssl_enabled_protocols: str | Sequence[str]
     ssl_cipher_suites: str | Sequence[str]
-    sasl_mechanism: str | None
+    sasl_mechanism: MechanismName | None
     sasl_jaas_config: str | Secret | None
     sasl_login_callback_handler_class: str | None
     sasl_client_callback_handler_class: str | None

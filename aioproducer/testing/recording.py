@@ -36,11 +36,13 @@ from aioproducer.transactions.state import abortable
 from aioproducer.types import (
     ConsumerGroupMetadata,
     Headers,
+    K,
     Node,
     OffsetAndMetadata,
     OffsetsToCommit,
     Outcome,
     TopicPartition,
+    V,
 )
 
 _PRODUCER_ID = 1000
@@ -61,7 +63,7 @@ class SentRecord(NamedTuple):
     """Milliseconds since 1970."""
 
 
-class RecordingProducer(Producer):
+class RecordingProducer(Producer[K, V]):
     """A `Producer` for tests that needs no broker: it stores the records and acknowledges them immediately.
 
         async with RecordingProducer() as producer:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aioproducer import Producer
+from aioproducer import Producer, gather
 from aioproducer.errors import WrongLoopError
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
@@ -87,6 +87,11 @@ async def of_gathered_deliveries(producer: Producer) -> Call:
     return lambda: awaiting(asyncio.gather(*sent))
 
 
+async def of_deliveries_gathered_by_the_package(producer: Producer) -> Call:
+    sent = [await producer.send("t", b"v") for _ in range(2)]
+    return lambda: gather(sent)
+
+
 async def of_shielded_delivery(producer: Producer) -> Call:
     delivery = await producer.send("t", b"v")
     return lambda: awaiting(asyncio.shield(delivery))
@@ -140,6 +145,7 @@ async def of_flush_with_a_timeout(producer: Producer) -> Call:
     [
         of_a_delivery,
         of_gathered_deliveries,
+        of_deliveries_gathered_by_the_package,
         of_shielded_delivery,
         of_a_receipt,
         of_a_receipts_wait,

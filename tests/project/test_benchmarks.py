@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bench
+import gathering
 import observability
 import plan
 import programs
@@ -535,6 +536,16 @@ def test_observability_is_measured_with_everything_switched_on():
     assert plain["sent"] == observed["sent"] == 21_000
     assert plain["heard"] == {}
     assert observed["heard"].keys() >= {"StartEvent", "ConnectEvent", "RequestEvent", "BatchEvent"}
+
+
+def test_ways_to_await_many_deliveries_are_compared_in_one_run():
+    with AckBroker("--topic", "t:12") as broker:
+        found = asyncio.run(gathering.measure(broker.bootstrap, 2, 1000, 100, True))
+        counted = sum(broker.counts()["topics"]["t"]["records"])
+
+    assert counted == (2 + gathering.WARM_UP) * 3 * 1000
+    assert found.keys() == {"one by one", "aioproducer.gather", "asyncio.gather"}
+    assert all(len(used) == 2 and min(used) > 0 for used in found.values())
 
 
 def test_the_interval_of_a_median_is_that_of_its_ranks():

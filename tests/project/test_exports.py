@@ -78,7 +78,7 @@ def test_everything_in_all_can_be_imported(name):
 def test_all_is_what_a_user_sees():
     # Each name is imported when it is asked for, so dir() is what tells.
     seen = {name for name in dir(aioproducer) if name[0].isupper()} - {"TYPE_CHECKING"}
-    assert seen | {"murmur2_partitions"} == set(aioproducer.__all__)
+    assert seen | {"gather", "murmur2_partitions"} == set(aioproducer.__all__)
     assert set(aioproducer._MODULES) == set(aioproducer.__all__)
     with pytest.raises(AttributeError, match="Nothing"):
         _ = aioproducer.Nothing

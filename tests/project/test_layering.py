@@ -45,7 +45,7 @@ STEPS: dict[str, int] = {
         "records": [
             "pending_record",
             "_record_path idempotence unretrieved",
-            "append_lock arguments batch interceptors linger serializers",
+            "append_lock arguments batch gathering interceptors linger send_calls serializers",
             "compressor partition_choice receipt",
             "accumulator",
         ],
@@ -108,6 +108,7 @@ MAY_IMPORT_ASYNCIO = {
     "records.append_lock",
     "records.batch",
     "records.compressor",
+    "records.gathering",
     "records.receipt",
     "records.unretrieved",
     "security.authentication",
@@ -262,7 +263,9 @@ def test_module_imports_what_its_layer_may(module):
 
 
 RECORD_PATH = PACKAGE / "records" / "_record_path.pyx"
-INCLUDED = [PACKAGE / "records" / name for name in ("_columns.pxi", "_lines.pxi", "_user_code.pxi")]
+INCLUDED = [
+    PACKAGE / "records" / name for name in ("_columns.pxi", "_gathering.pxi", "_lines.pxi", "_user_code.pxi")
+]
 
 
 def members_of(stub: ast.Module, name: str) -> set[str]:

@@ -6,15 +6,26 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from aioproducer import ConfigError, Producer, ProducerConfig
+from aioproducer.partitioner import _NAMES
+from aioproducer.protocol.compression import Codec
 from aioproducer.settings.keys import KEYS, Fate
 from aioproducer.settings.table import SETTINGS, SecuritySettings
 from aioproducer.settings.unsettled import UnsettledSettings
-from aioproducer.types import Secret
+from aioproducer.types import (
+    AcksName,
+    CompressionName,
+    MechanismName,
+    PartitionerName,
+    ProtocolName,
+    RecoveryName,
+    Secret,
+    StoreName,
+)
 from tools.reference.markdown import rows_of, section
 from tools.reference.settings import HEADING, row_for
 
@@ -34,6 +45,38 @@ def test_every_setting_is_a_keyword_with_the_same_default():
     for name, default in keywords.items():
         assert SETTINGS[name].default == default, name
         assert type(SETTINGS[name].default) is type(default), name
+
+
+@pytest.mark.parametrize(
+    ("names", "setting"),
+    [
+        (AcksName, "acks"),
+        (CompressionName, "compression_type"),
+        (PartitionerName, "partitioner"),
+        (RecoveryName, "metadata_recovery_strategy"),
+        (ProtocolName, "security_protocol"),
+        (MechanismName, "sasl_mechanism"),
+        (StoreName, "ssl_truststore_type"),
+        (StoreName, "ssl_keystore_type"),
+    ],
+)
+def test_type_checkers_know_the_names_that_a_setting_accepts(names, setting):
+    kind = SETTINGS[setting].value_type
+    for name in get_args(names):
+        kind.check(name)
+
+    accepted = {
+        "acks": {"all", 0, 1, -1},
+        "compression_type": {codec.name.lower() for codec in Codec},
+        "partitioner": set(_NAMES),
+    }
+    assert set(get_args(names)) == accepted.get(setting, set(getattr(kind, "words", ())))
+    annotation = {**get_type_hints(Producer.__init__), **get_type_hints(SecuritySettings)}[setting]
+    assert (
+        annotation == names
+        or names in get_args(annotation)
+        or set(get_args(names)) <= set(get_args(annotation))
+    )
 
 
 def test_every_security_setting_begins_with_its_family():

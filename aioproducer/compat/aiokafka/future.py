@@ -38,7 +38,7 @@ class Future:
 
     @property
     def _cancel_message(self) -> Any:
-        return self._delivery._cancel_message
+        return cast(Any, self._delivery)._cancel_message  # anyio reads it
 
     @property
     def _loop(self) -> AbstractEventLoop:
