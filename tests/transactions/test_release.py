@@ -383,16 +383,3 @@ async def test_a_lost_answer_to_a_participants_first_batch_fails_the_transaction
                 cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True)
                 await one.send_and_wait("t", b"3", partition=0)
         assert values(cluster) == [b"2", b"3"]
-
-
-async def test_a_second_writer_of_a_topic_with_log_append_time_is_not_detected(version):
-    async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
-        await owner.begin_transaction()
-        handle = await owner.export_transaction([PLACE])
-        for value in (b"1", b"2"):
-            async with Producer.attach(
-                handle, partitions=[PLACE], log_append_time=True, **settings_of(cluster)
-            ) as participant:
-                await participant.send_and_wait("t", value, partition=0)
-        await owner.commit_transaction()
-        assert values(cluster) == [b"1"]  # and b"2" is lost, as attach() says

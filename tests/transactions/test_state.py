@@ -207,7 +207,23 @@ def test_partitions_join_only_a_transaction_that_can_still_be_committed(state):
 
     transaction.wanted[TopicPartition("t", 0)] = None
 
-    assert transaction.has_to_join is (state in OPEN)
+    # A participant's partitions are in the transaction; they wait for their leaders' answers.
+    assert transaction.has_to_join is (state in (*OPEN, S.PARTICIPANT))
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize("asks_leaders", [False, True])
+def test_a_participant_that_asks_the_leaders_waits_for_their_answers(is_v2, asks_leaders):
+    transaction, place = transaction_in(S.UNINITIALIZED, is_v2=is_v2), TopicPartition("t", 0)
+    handle = TransactionHandle("tx", 1, 0, is_v2)
+    transaction.attach(handle, [place], tells_repetitions=not asks_leaders)
+
+    assert transaction.may_drain(*place) is not asks_leaders
+    assert transaction.has_to_join is asks_leaders
+    transaction.add_joined([place])
+
+    assert transaction.may_drain(*place)
+    assert not transaction.has_to_join
 
 
 def test_with_v1_a_partition_has_to_join_first():
