@@ -502,6 +502,11 @@ def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
         ApiKey.FETCH,
         ApiKey.LIST_OFFSETS,
         ApiKey.CREATE_TOPICS,
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.JOIN_GROUP,
+        ApiKey.HEARTBEAT,
+        ApiKey.LEAVE_GROUP,
+        ApiKey.SYNC_GROUP,
     }
 
 
