@@ -246,8 +246,8 @@ class Producer(
 
     # ------------------------------------------------------------------------------------------- sending
 
-    # `send`, `send_and_wait` and `try_send` are declared in the base class SendCalls, in records/send_calls.py. The part
-    # of them that need not wait is compiled: records/_record_path.pyx.
+    # `send`, `send_and_wait` and `try_send` are declared in the base class SendCalls, in records/send_calls.py. Their
+    # part that need not wait is compiled: records/_record_path.pyx.
 
     async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
         """Send a record that has to wait: for metadata, an async serializer, the user's partitioner, or room."""

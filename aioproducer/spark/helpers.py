@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from aioproducer import murmur2_partitions
+from aioproducer.errors import counted
 from aioproducer.spark.exactly_once import AGAIN, SPECULATION
 from aioproducer.spark.losses import LossWatch
 from aioproducer.spark.options import SinkError, read_options
@@ -155,7 +156,7 @@ def foreach_batch(
                     )
                 elif losses:
                     raise SinkError(
-                        f"batch {batch_id} was not written in {attempts} attempts: {error}{_listed(losses)}"
+                        f"batch {batch_id} was not written in {counted(attempts, 'attempt')}: {error}{_listed(losses)}"
                     ) from error
                 else:
                     raise
@@ -198,7 +199,9 @@ def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> Stre
             )  # with progress, it is another batch that failed
             losses = _listed(watch.losses())
             if failures >= attempts:
-                raise SinkError(f"a batch was not written in {attempts} attempts: {error}{losses}") from error
+                raise SinkError(
+                    f"a batch was not written in {counted(attempts, 'attempt')}: {error}{losses}"
+                ) from error
             logger.warning(
                 "attempt %d of %d failed; the query is started again: %s%s", failures, attempts, error, losses
             )

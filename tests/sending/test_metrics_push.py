@@ -393,7 +393,7 @@ async def test_a_cluster_that_collects_nothing_is_asked_nothing():
     ):
         await asyncio.sleep(2 * DEFAULT_INTERVAL)
         assert cluster.requests_of(SUBSCRIBE) == []
-        with pytest.raises(KafkaTimeoutError, match="may not collect metrics"):
+        with pytest.raises(KafkaTimeoutError, match="may not collect client metrics"):
             await producer.client_instance_id(timeout=3)
 
 

@@ -593,7 +593,7 @@ def test_a_port_that_kubernetes_has_not_set_is_refused():
         (
             "AIOPRODUCER_QUEUING_STRATEGY",
             "lifo",
-            "environment AIOPRODUCER_QUEUING_STRATEGY: queuing_strategy=lifo can't be used: records of a partition are",
+            "environment AIOPRODUCER_QUEUING_STRATEGY: queuing_strategy=lifo can't be used: records for a partition are",
         ),
         (
             "AIOPRODUCER_SASL_PASSWORD",
@@ -670,7 +670,7 @@ def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
         ("=5\n", "{path}:1: there is no setting (hidden, because it is not a name)"),
         (
             "queuing.strategy=lifo\n",
-            "{path}:1: queuing.strategy=lifo can't be used: records of a partition are",
+            "{path}:1: queuing.strategy=lifo can't be used: records for a partition are",
         ),
         ("sasl.password=x\n", "sasl_plain_password ({path}:1 as sasl.password) has no effect with"),
         (
