@@ -12,11 +12,10 @@ from typing import TypeAlias
 
 import cramjam
 import lz4.frame
-import zstandard
 from isal import isal_zlib
 
 from aioproducer.errors import ProtocolError
-from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec
+from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec, zstd
 
 MAX_SIZE = 128 * 1024 * 1024
 """The default limit for the uncompressed size of one batch, in bytes."""
@@ -26,7 +25,6 @@ _GZIP_CONTAINER = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_BLOCK_INDEPENDENCE = 0x20
-_ZSTD_STEP = 256
 
 _Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 
@@ -34,7 +32,6 @@ _Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 _MALFORMED: tuple[type[Exception], ...] = (
     isal_zlib.error,  # type: ignore[assignment]  # the stub declares an instance
     cramjam.DecompressionError,
-    zstandard.ZstdError,
     RuntimeError,
     EOFError,
 )
@@ -138,24 +135,26 @@ def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
 
 
 def _zstd(payload: memoryview, max_size: int) -> bytes:
-    claimed = zstandard.frame_content_size(payload)
-    if claimed > max_size:
-        raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
-    if claimed >= 0:
-        return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
-    # The Java client compresses streams, so its frames do not contain their size. The streaming reader has no size
-    # limit, so it gets only a few bytes at a time. The result can then exceed `max_size` by a few MiB at most: the
-    # shortest block, 4 bytes, unpacks to 128 KiB.
-    stream = zstandard.ZstdDecompressor().decompressobj()
-    blocks = []
-    size = at = 0
-    while at < len(payload) and not stream.eof:
-        blocks.append(stream.decompress(payload[at : at + _ZSTD_STEP]))
-        size += len(blocks[-1])
-        if size > max_size:
-            raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
-        at += _ZSTD_STEP
-    return _whole(b"".join(blocks), stream.eof, max(0, len(payload) - at) + len(stream.unused_data))
+    unpacked, behind = _zstd_frame(payload, max_size)
+    return _whole(unpacked, True, len(behind))
+
+
+def _zstd_frame(payload: Bytes, max_size: int) -> tuple[bytes, bytes]:
+    """Unpack the first frame; return its data and the bytes after it."""
+    if zstd is None:
+        raise ProtocolError(
+            "this Python was built without libzstd, which the embedded broker needs to read it"
+        )
+    try:
+        claimed = zstd.get_frame_info(payload).decompressed_size  # None in Java's frames
+        if claimed is not None and claimed > max_size:
+            raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
+        frame = zstd.ZstdDecompressor()
+        unpacked = frame.decompress(payload, max_size + 1)
+    except zstd.ZstdError as error:
+        raise ProtocolError(f"malformed ({error})") from None
+    _fitting(unpacked, max_size)
+    return _whole(unpacked, frame.eof, 0), frame.unused_data
 
 
 def _fitting(unpacked: bytes | memoryview, max_size: int) -> bytes | memoryview:
@@ -215,20 +214,14 @@ def _first_lz4_frame(payload: memoryview, max_size: int) -> bytes:
 
 
 def _zstd_frames(payload: memoryview, max_size: int) -> bytes:
-    blocks: list[bytes] = []
+    frames: list[bytes] = []
     left = max_size
-    at = 0
-    while at < len(payload):
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        while at < len(payload) and not frame.eof:
-            blocks.append(frame.decompress(payload[at : at + _ZSTD_STEP]))
-            left -= len(blocks[-1])
-            if left < 0:
-                raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
-            at += _ZSTD_STEP
-        _whole(b"", frame.eof, 0)
-        at = min(at, len(payload)) - len(frame.unused_data)
-    return b"".join(blocks)
+    rest: Bytes = payload
+    while rest:
+        unpacked, rest = _zstd_frame(rest, left)
+        frames.append(unpacked)
+        left -= len(unpacked)
+    return b"".join(frames)
 
 
 _UNPACK: dict[Codec, _Unpack] = {
