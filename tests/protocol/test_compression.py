@@ -47,6 +47,13 @@ def unsized_zstd(data):
     return zstd.compress(data, options={zstd.CompressionParameter.content_size_flag: 0})
 
 
+def lz4_with_everything(data):
+    """Return an lz4 frame with all checksums and the size of its content."""
+    return lz4.frame.compress(
+        data, block_linked=False, block_checksum=True, content_checksum=True, store_size=True
+    )
+
+
 CODEC_AND_LEVEL = [(codec, level) for codec in Codec for level in levels_of(codec)]
 
 
@@ -154,6 +161,7 @@ def test_any_buffer_can_be_compressed(codec):
         (Codec.GZIP, lambda packed: bytes(cramjam.gzip.decompress(packed))),
         (Codec.SNAPPY, aiokafka.codec.snappy_decode),
         (Codec.LZ4, aiokafka.codec.lz4_decode),
+        (Codec.LZ4, lz4.frame.decompress),
         (Codec.ZSTD, aiokafka.codec.zstd_decode),
     ],
 )
@@ -174,6 +182,7 @@ def test_other_implementations_read_what_is_written(codec, read, sample):
         (Codec.SNAPPY, aiokafka.codec.snappy_encode),
         (Codec.SNAPPY, lambda data: bytes(cramjam.snappy.compress_raw(data))),
         (Codec.LZ4, aiokafka.codec.lz4_encode),
+        (Codec.LZ4, lz4_with_everything),
         (Codec.ZSTD, aiokafka.codec.zstd_encode),
         (Codec.ZSTD, unsized_zstd),
     ],
@@ -195,16 +204,49 @@ def test_gzip_is_one_member_without_name_and_time():
 
 
 @pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
-def test_lz4_frame_is_one_that_kafka_accepts():
-    packed = compressor(Codec.LZ4)(SAMPLES["more than a block"])
+@pytest.mark.parametrize(
+    ("size", "level", "block_size"),
+    [
+        (0, None, 1 << 16),
+        (1 << 16, None, 1 << 16),
+        ((1 << 16) + 1, None, 1 << 18),
+        (1 << 18, 1, 1 << 18),
+        ((1 << 20) - 1, 2, 1 << 20),
+        (1 << 22, None, 1 << 22),
+        ((1 << 22) + 1, None, 1 << 22),
+        (1 << 20, 3, 1 << 16),
+        (1 << 20, 17, 1 << 16),
+    ],
+)
+@pytest.mark.parametrize("sample", ["more than a block", "noise"])
+def test_lz4_frame_is_one_that_kafka_accepts(size, level, block_size, sample):
+    data = (SAMPLES[sample] * (size // len(SAMPLES[sample]) + 1))[:size]
+
+    packed = compressor(Codec.LZ4, level)(data)
 
     frame = lz4.frame.get_frame_info(packed)
-
     assert not frame["block_linked"]
-    assert frame["block_size"] == 64 * 1024
+    assert frame["block_size"] == block_size
     assert not frame["content_checksum"]
     assert not frame["block_checksum"]
     assert frame["content_size"] == 0
+    assert lz4.frame.decompress(packed) == data
+    assert decompress(Codec.LZ4, packed) == data
+    assert len(packed) <= size + 7 + 4 + 4 * (size // block_size + 1)
+
+
+@pytest.mark.parametrize("level", [3, 9, 17])
+def test_lz4_at_a_high_level_is_as_small_as_from_another_library(level):
+    chance = random.Random(level)
+    data = b"".join(
+        b'{"user": %d, "amount": %d}' % (chance.randrange(9999), chance.randrange(999)) for _ in range(9000)
+    )
+    other = lz4.frame.compress(data, compression_level=level, block_linked=False)
+
+    packed = compressor(Codec.LZ4, level)(data)
+
+    assert len(packed) < len(other) * 1.01
+    assert len(packed) < len(compressor(Codec.LZ4)(data))
 
 
 @pytest.mark.promise("KIPs", "KIP-110: zstd")
