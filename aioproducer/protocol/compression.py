@@ -16,10 +16,13 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import cramjam
-from isal import isal_zlib
 
 from aioproducer.errors import ConfigError
 
+try:
+    from isal import isal_zlib
+except ImportError:  # isal has no wheels for Windows on ARM
+    isal_zlib = None  # type: ignore[assignment]  # a module until here
 if sys.version_info >= (3, 14):
     try:
         from compression import zstd as zstd
@@ -148,11 +151,10 @@ def _gzip(level: int | None) -> Compress:
     # For 1 MB of JSON, isal at level 1 needs 1.5 ms. zlib at level 6 (Java's default) needs 16 ms, and its output is a
     # fifth smaller; compression_level=6 selects it. cramjam's gzip needs 3.5 times as long as isal at level 1, and its
     # output is larger.
-    isal_level = _ISAL_DEFAULT if level in (None, _ZLIB_DEFAULT) else level
-    assert isal_level is not None
-    if isal_level <= _ISAL_HIGHEST:
-        return lambda data: isal_zlib.compress(data, isal_level, _GZIP_CONTAINER)
-    return lambda data: zlib.compress(data, isal_level, _GZIP_CONTAINER)
+    gzip_level = _ISAL_DEFAULT if level in (None, _ZLIB_DEFAULT) else level
+    assert gzip_level is not None
+    library = isal_zlib if isal_zlib is not None and gzip_level <= _ISAL_HIGHEST else zlib
+    return lambda data: library.compress(data, gzip_level, _GZIP_CONTAINER)
 
 
 # xerial's framing, which Kafka uses for snappy: 8 bytes of magic, version 1, lowest compatible version 1; then blocks,

@@ -270,6 +270,17 @@ def test_zstd_works_on_a_python_without_libzstd(level, monkeypatch):
     assert len(packed) <= len(expected) + 16
 
 
+@pytest.mark.promise("Packaging", "all four codecs work after a plain install")
+@pytest.mark.parametrize("level", [None, -1, 1, 3, 6])
+def test_gzip_works_without_isal(level, monkeypatch):
+    monkeypatch.setattr("aioproducer.protocol.compression.isal_zlib", None)
+
+    packed = compressor(Codec.GZIP, level)(SAMPLES["text"])
+
+    assert gzip.decompress(packed) == SAMPLES["text"]
+    assert packed == zlib.compress(SAMPLES["text"], level if level in (3, 6) else 1, 31)
+
+
 def test_the_embedded_broker_reports_a_python_without_libzstd(monkeypatch):
     packed = compressor(Codec.ZSTD)(SAMPLES["text"])
     monkeypatch.setattr("aioproducer.testing.embedded.decompression.zstd", None)
