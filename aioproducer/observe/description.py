@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
-LIBRARIES = ("aioproducer", "crc32c", "cramjam", "isal", "lz4", "zstandard", "uvloop")
+LIBRARIES = ("aioproducer", "crc32c", "cramjam", "isal", "backports.zstd", "uvloop")
 """The packages whose versions a bug report needs."""
 
 

@@ -38,10 +38,28 @@ async def test_every_codec_is_read_back(each_kafka, topic, compression):
 
 
 @pytest.mark.parametrize(
-    ("compression", "level"), [("gzip", 1), ("gzip", 9), ("lz4", 12), ("zstd", 19), ("zstd", -7)]
+    ("compression", "level"), [("gzip", 1), ("gzip", 9), ("lz4", 2), ("lz4", 12), ("zstd", 19), ("zstd", -7)]
 )
 async def test_every_level_of_compression_is_read_back(apache_kafka, topic, compression, level):
     await send_and_read_back(apache_kafka, topic, compression, level)
+
+
+@pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("size", [70_000, 300_000, 1_100_000, 5_000_000])
+async def test_a_batch_of_any_size_is_read_back(apache_kafka, topic, compression, size):
+    await apache_kafka.create_topic(topic, config={"max.message.bytes": "12000000"})
+    noise = random.Random(size)
+    value = b"".join(b"%d," % noise.randrange(99) for _ in range(size // 3))
+
+    async with Producer(
+        apache_kafka.bootstrap_servers, compression_type=compression, max_request_size=12_000_000
+    ) as producer:
+        await producer.send_and_wait(topic, value)
+    found = await read_thrice(apache_kafka, topic)
+
+    assert [record.value for record in found.log[0]] == [value]
+    assert found.codecs == {compression}
 
 
 async def send_and_read_back(

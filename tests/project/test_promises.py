@@ -96,9 +96,14 @@ def test_types_and_stubs_go_into_the_wheel():
 
 
 @pytest.mark.promise("Packaging", "requirements are version ranges")
-def test_requirements_have_a_lower_and_an_upper_bound():
+def test_requirements_have_a_lower_bound_and_an_upper_bound_only_with_a_reason():
     for requirement in PROJECT["project"]["dependencies"]:
-        assert re.fullmatch(r"[\w-]+>=[\d.]+,<\d+", requirement), requirement
+        assert re.fullmatch(r"[\w.-]+>=[\d.]+(; .+)?", requirement), requirement
+    for texts in PROJECT["project"]["optional-dependencies"].values():
+        assert all(">=" in text for text in texts), texts
+    published = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0].splitlines()
+    limited = [number for number, line in enumerate(published) if ",<" in line]
+    assert [published[number] for number in limited if not published[number - 1].startswith("#")] == []
 
 
 def at_run_time(tree: ast.Module) -> set[str]:
@@ -124,7 +129,9 @@ def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
         if path.relative_to(ROOT / "aioproducer").parts[0] not in built_on_it
         and path.relative_to(ROOT / "aioproducer").as_posix() not in needs_its_extra
     ]
-    at_import = {name for path in sources for name in imports_of(ast.parse(path.read_text()).body)}
+    at_import = {
+        name for path in sources for name in imports_of(run_at_import(ast.parse(path.read_text()).body))
+    }
     when_asked = {name for path in sources for name in at_run_time(ast.parse(path.read_text()))}
 
     assert distributions(at_import) == required(PROJECT["project"]["dependencies"]), "all four codecs"
@@ -159,21 +166,34 @@ def besides(files: Mapping[str, Iterable[ast.AST]]) -> dict[str, set[str]]:
 
 
 def required(texts: list[str]) -> set[str]:
-    return {re.split(r"[<>=\[]", text)[0] for text in texts}
+    return {re.split(r"[<>=\[;]", text)[0] for text in texts}
 
 
 installed = functools.cache(importlib.metadata.packages_distributions)  # reads them all each time
 
 
-SHARED_NAMES = {"azure": "azure-identity", "google": "google-auth"}
+SHARED_NAMES = {"azure": "azure-identity", "backports": "backports.zstd", "google": "google-auth"}
 """Packages to which many distributions add; the one of which we import a module."""
 
 
 def distributions(modules: set[str]) -> set[str]:
     """The names under which modules that are neither ours nor Python's are installed."""
-    pythons = sys.stdlib_module_names | {"annotationlib"}  # new in Python 3.14
+    pythons = sys.stdlib_module_names | {"annotationlib", "compression"}  # new in Python 3.14
     others = modules - pythons - {"aioproducer"}
     return {SHARED_NAMES.get(name) or installed().get(name, [name])[0] for name in others}
+
+
+def run_at_import(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+    """The statements outside functions and classes, except those for type checkers."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from run_at_import([*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            yield from run_at_import(
+                [*node.body, *(line for handler in node.handlers for line in handler.body)]
+            )
+        else:
+            yield node
 
 
 def imports_of(nodes: Iterable[ast.AST]) -> set[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import sys
 import threading
 import zlib
 
@@ -9,7 +10,6 @@ import aiokafka.codec
 import cramjam
 import lz4.frame
 import pytest
-import zstandard
 from isal import isal_zlib
 
 from aioproducer.errors import ConfigError, ProtocolError
@@ -20,6 +20,7 @@ from aioproducer.protocol.compression import (
     check_level,
     codec_named,
     compressor,
+    zstd,
 )
 from aioproducer.testing.embedded.decompression import decompress
 
@@ -39,6 +40,18 @@ def levels_of(codec: Codec) -> list[int | None]:
         return [None]
     lowest, highest = LEVELS[codec]
     return [None, max(lowest, -7), 1, highest if codec is not Codec.ZSTD else 19]
+
+
+def unsized_zstd(data):
+    """Return a zstd frame without the size of its content, as Java writes it."""
+    return zstd.compress(data, options={zstd.CompressionParameter.content_size_flag: 0})
+
+
+def lz4_with_everything(data):
+    """Return an lz4 frame with all checksums and the size of its content."""
+    return lz4.frame.compress(
+        data, block_linked=False, block_checksum=True, content_checksum=True, store_size=True
+    )
 
 
 CODEC_AND_LEVEL = [(codec, level) for codec in Codec for level in levels_of(codec)]
@@ -148,6 +161,7 @@ def test_any_buffer_can_be_compressed(codec):
         (Codec.GZIP, lambda packed: bytes(cramjam.gzip.decompress(packed))),
         (Codec.SNAPPY, aiokafka.codec.snappy_decode),
         (Codec.LZ4, aiokafka.codec.lz4_decode),
+        (Codec.LZ4, lz4.frame.decompress),
         (Codec.ZSTD, aiokafka.codec.zstd_decode),
     ],
 )
@@ -168,8 +182,9 @@ def test_other_implementations_read_what_is_written(codec, read, sample):
         (Codec.SNAPPY, aiokafka.codec.snappy_encode),
         (Codec.SNAPPY, lambda data: bytes(cramjam.snappy.compress_raw(data))),
         (Codec.LZ4, aiokafka.codec.lz4_encode),
+        (Codec.LZ4, lz4_with_everything),
         (Codec.ZSTD, aiokafka.codec.zstd_encode),
-        (Codec.ZSTD, zstandard.ZstdCompressor(write_content_size=False).compress),
+        (Codec.ZSTD, unsized_zstd),
     ],
 )
 def test_what_other_implementations_write_is_read(codec, write, sample):
@@ -189,23 +204,89 @@ def test_gzip_is_one_member_without_name_and_time():
 
 
 @pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
-def test_lz4_frame_is_one_that_kafka_accepts():
-    packed = compressor(Codec.LZ4)(SAMPLES["more than a block"])
+@pytest.mark.parametrize(
+    ("size", "level", "block_size"),
+    [
+        (0, None, 1 << 16),
+        (1 << 16, None, 1 << 16),
+        ((1 << 16) + 1, None, 1 << 18),
+        (1 << 18, 1, 1 << 18),
+        ((1 << 20) - 1, 2, 1 << 20),
+        (1 << 22, None, 1 << 22),
+        ((1 << 22) + 1, None, 1 << 22),
+        (1 << 20, 3, 1 << 16),
+        (1 << 20, 17, 1 << 16),
+    ],
+)
+@pytest.mark.parametrize("sample", ["more than a block", "noise"])
+def test_lz4_frame_is_one_that_kafka_accepts(size, level, block_size, sample):
+    data = (SAMPLES[sample] * (size // len(SAMPLES[sample]) + 1))[:size]
+
+    packed = compressor(Codec.LZ4, level)(data)
 
     frame = lz4.frame.get_frame_info(packed)
-
     assert not frame["block_linked"]
-    assert frame["block_size"] == 64 * 1024
+    assert frame["block_size"] == block_size
     assert not frame["content_checksum"]
     assert not frame["block_checksum"]
     assert frame["content_size"] == 0
+    assert lz4.frame.decompress(packed) == data
+    assert decompress(Codec.LZ4, packed) == data
+    assert len(packed) <= size + 7 + 4 + 4 * (size // block_size + 1)
+
+
+@pytest.mark.parametrize("level", [3, 9, 17])
+def test_lz4_at_a_high_level_is_as_small_as_from_another_library(level):
+    chance = random.Random(level)
+    data = b"".join(
+        b'{"user": %d, "amount": %d}' % (chance.randrange(9999), chance.randrange(999)) for _ in range(9000)
+    )
+    other = lz4.frame.compress(data, compression_level=level, block_linked=False)
+
+    packed = compressor(Codec.LZ4, level)(data)
+
+    assert len(packed) < len(other) * 1.01
+    assert len(packed) < len(compressor(Codec.LZ4)(data))
 
 
 @pytest.mark.promise("KIPs", "KIP-110: zstd")
 def test_zstd_frame_contains_its_size():
     packed = compressor(Codec.ZSTD)(SAMPLES["text"])
 
-    assert zstandard.frame_content_size(packed) == len(SAMPLES["text"])
+    assert zstd.get_frame_info(packed).decompressed_size == len(SAMPLES["text"])
+
+
+@pytest.mark.promise("Packaging", "all four codecs work after a plain install")
+@pytest.mark.parametrize("level", [None, -131072, 1, 19])
+def test_zstd_works_on_a_python_without_libzstd(level, monkeypatch):
+    expected = compressor(Codec.ZSTD, level)(SAMPLES["text"])
+    monkeypatch.setattr("aioproducer.protocol.compression.zstd", None)
+
+    packed = compressor(Codec.ZSTD, level)(SAMPLES["text"])
+
+    assert type(packed) is bytes
+    assert zstd.get_frame_info(packed).decompressed_size == len(SAMPLES["text"])
+    assert decompress(Codec.ZSTD, packed) == SAMPLES["text"]
+    assert len(packed) <= len(expected) + 16
+
+
+@pytest.mark.promise("Packaging", "all four codecs work after a plain install")
+@pytest.mark.parametrize("level", [None, -1, 1, 3, 6])
+def test_gzip_works_without_isal(level, monkeypatch):
+    monkeypatch.setattr("aioproducer.protocol.compression.isal_zlib", None)
+
+    packed = compressor(Codec.GZIP, level)(SAMPLES["text"])
+
+    assert gzip.decompress(packed) == SAMPLES["text"]
+    assert packed == zlib.compress(SAMPLES["text"], level if level in (3, 6) else 1, 31)
+
+
+def test_the_embedded_broker_reports_a_python_without_libzstd(monkeypatch):
+    packed = compressor(Codec.ZSTD)(SAMPLES["text"])
+    monkeypatch.setattr("aioproducer.testing.embedded.decompression.zstd", None)
+
+    with pytest.raises(ProtocolError, match="zstd: this Python was built without libzstd"):
+        decompress(Codec.ZSTD, packed)
 
 
 @pytest.mark.promise("Records", "snappy is written in xerial framing, lz4 as a frame that Kafka reads")
@@ -251,6 +332,39 @@ def test_one_compressor_serves_several_threads_at_once(codec):
     assert wrong == []
 
 
+@pytest.mark.promise("Records", "large batches are compressed in a thread")
+@pytest.mark.parametrize(
+    ("codec", "level"),
+    [*((codec, None) for codec in PACKING), (Codec.GZIP, 6), (Codec.LZ4, 9), (Codec.ZSTD, 9)],
+)
+def test_other_threads_run_while_a_batch_is_compressed(codec, level):
+    compress = compressor(codec, level)
+    data = SAMPLES["noise"] * 40
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread that keeps the GIL then keeps it to its end
+
+    def runs_at_the_same_time():
+        started = threading.Event()
+        ended = threading.Event()
+
+        def work():
+            started.set()
+            compress(data)
+            ended.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        started.wait()
+        at_the_same_time = not ended.is_set()
+        thread.join()
+        return at_the_same_time
+
+    try:
+        assert any(runs_at_the_same_time() for _ in range(20))  # a busy machine may wake this thread late
+    finally:
+        sys.setswitchinterval(interval)
+
+
 @pytest.mark.parametrize("codec", Codec)
 def test_decompression_stops_at_the_cap(codec):
     bomb = compressor(codec)(bytes(5_000_000))
@@ -263,7 +377,7 @@ def test_decompression_stops_at_the_cap(codec):
 
 
 def test_decompression_of_a_frame_without_its_size_stops_at_the_cap():
-    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(50_000_000))
+    bomb = unsized_zstd(bytes(50_000_000))
 
     with pytest.raises(ProtocolError, match="allowed"):
         decompress(Codec.ZSTD, bomb, 1000)
@@ -282,7 +396,7 @@ def test_a_payload_cut_off_anywhere_is_refused(codec):
 
 
 def test_an_unsized_zstd_frame_cut_off_anywhere_is_refused():
-    packed = zstandard.ZstdCompressor(write_content_size=False).compress(SAMPLES["noise"][:700])
+    packed = unsized_zstd(SAMPLES["noise"][:700])
 
     for size in range(len(packed)):
         with pytest.raises(ProtocolError, match="zstd"):
@@ -293,7 +407,7 @@ def test_an_unsized_zstd_frame_cut_off_anywhere_is_refused():
     ("codec", "packed"),
     [
         *[(codec, compressor(codec)(b"abc" * 100)) for codec in PACKING],
-        (Codec.ZSTD, zstandard.ZstdCompressor(write_content_size=False).compress(b"abc" * 100)),
+        (Codec.ZSTD, unsized_zstd(b"abc" * 100)),
     ],
 )
 @pytest.mark.parametrize("behind", [b"\x00", b"trailing bytes", b"x" * 300])

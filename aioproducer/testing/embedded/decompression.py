@@ -7,16 +7,14 @@ functions reject lz4 frames whose blocks depend on each other, as Kafka does.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import TypeAlias
 
 import cramjam
-import lz4.frame
-import zstandard
-from isal import isal_zlib
 
 from aioproducer.errors import ProtocolError
-from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec
+from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec, lz4_blocks_at, zstd
 
 MAX_SIZE = 128 * 1024 * 1024
 """The default limit for the uncompressed size of one batch, in bytes."""
@@ -25,19 +23,17 @@ _XERIAL_MAGIC = XERIAL_HEADER[:8]
 _GZIP_CONTAINER = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
+# The flags of a frame
 _LZ4_BLOCK_INDEPENDENCE = 0x20
-_ZSTD_STEP = 256
+_LZ4_BLOCK_CHECKSUM = 0x10
+_LZ4_CONTENT_CHECKSUM = 0x04
+_LZ4_STORED = 1 << 31
+_LZ4_MOST = 255
+"""The maximum number of bytes to which one compressed byte unpacks."""
 
 _Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 
-# The exceptions that the libraries raise; lz4.frame raises a plain RuntimeError.
-_MALFORMED: tuple[type[Exception], ...] = (
-    isal_zlib.error,  # type: ignore[assignment]  # the stub declares an instance
-    cramjam.DecompressionError,
-    zstandard.ZstdError,
-    RuntimeError,
-    EOFError,
-)
+_MALFORMED = (zlib.error, cramjam.DecompressionError)
 
 
 def decompress(codec: Codec, payload: Bytes, max_size: int = MAX_SIZE) -> bytes:
@@ -81,7 +77,7 @@ def _none(payload: memoryview, max_size: int) -> bytes:
 
 
 def _gzip(payload: memoryview, max_size: int) -> bytes:
-    member = isal_zlib.decompressobj(_GZIP_CONTAINER)
+    member = zlib.decompressobj(_GZIP_CONTAINER)
     unpacked = member.decompress(payload, max_size + 1)
     _fitting(unpacked, max_size)
     return _whole(unpacked, member.eof, len(member.unused_data))
@@ -131,31 +127,56 @@ def _lz4_frame(payload: memoryview, max_size: int) -> tuple[bytes, int]:
         raise ProtocolError("not an lz4 frame")
     if not payload[4] & _LZ4_BLOCK_INDEPENDENCE:
         raise ProtocolError("blocks that depend on each other, which Kafka rejects")
-    frame = lz4.frame.LZ4FrameDecompressor()
-    unpacked: bytes = frame.decompress(payload, max_length=max_size + 1)
-    _fitting(unpacked, max_size)
-    return _whole(unpacked, frame.eof, 0), len(frame.unused_data or b"")
+    end, most = _lz4_extent(payload)
+    unpacked = bytearray(min(most, max_size))
+    try:
+        size = cramjam.lz4.decompress_into(payload[:end], unpacked)
+    except cramjam.DecompressionError:
+        if most > max_size:
+            raise ProtocolError(
+                f"unpacks to more than the {max_size} bytes allowed, or is malformed"
+            ) from None
+        raise
+    return bytes(memoryview(unpacked)[:size]), len(payload) - end
+
+
+def _lz4_extent(payload: memoryview) -> tuple[int, int]:
+    """Return the length of the first frame and the maximum size of its content."""
+    flags = payload[4]
+    most_in_block = 1 << (8 + 2 * (payload[5] >> 4 & 7))
+    behind_block = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    at = lz4_blocks_at(payload)
+    most = 0
+    while length := int.from_bytes(payload[at : at + 4], "little") & ~_LZ4_STORED:
+        at += 4 + length + behind_block
+        most += min(most_in_block, length * _LZ4_MOST)
+    at += 4 + (4 if flags & _LZ4_CONTENT_CHECKSUM else 0)
+    if at > len(payload):
+        raise ProtocolError("cut off")
+    return at, most
 
 
 def _zstd(payload: memoryview, max_size: int) -> bytes:
-    claimed = zstandard.frame_content_size(payload)
-    if claimed > max_size:
-        raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
-    if claimed >= 0:
-        return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
-    # The Java client compresses streams, so its frames do not contain their size. The streaming reader has no size
-    # limit, so it gets only a few bytes at a time. The result can then exceed `max_size` by a few MiB at most: the
-    # shortest block, 4 bytes, unpacks to 128 KiB.
-    stream = zstandard.ZstdDecompressor().decompressobj()
-    blocks = []
-    size = at = 0
-    while at < len(payload) and not stream.eof:
-        blocks.append(stream.decompress(payload[at : at + _ZSTD_STEP]))
-        size += len(blocks[-1])
-        if size > max_size:
-            raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
-        at += _ZSTD_STEP
-    return _whole(b"".join(blocks), stream.eof, max(0, len(payload) - at) + len(stream.unused_data))
+    unpacked, behind = _zstd_frame(payload, max_size)
+    return _whole(unpacked, True, len(behind))
+
+
+def _zstd_frame(payload: Bytes, max_size: int) -> tuple[bytes, bytes]:
+    """Unpack the first frame; return its data and the bytes after it."""
+    if zstd is None:
+        raise ProtocolError(
+            "this Python was built without libzstd, which the embedded broker needs to read it"
+        )
+    try:
+        claimed = zstd.get_frame_info(payload).decompressed_size  # None in Java's frames
+        if claimed is not None and claimed > max_size:
+            raise ProtocolError(f"unpacks to {claimed} bytes, more than the {max_size} allowed")
+        frame = zstd.ZstdDecompressor()
+        unpacked = frame.decompress(payload, max_size + 1)
+    except zstd.ZstdError as error:
+        raise ProtocolError(f"malformed ({error})") from None
+    _fitting(unpacked, max_size)
+    return _whole(unpacked, frame.eof, 0), frame.unused_data
 
 
 def _fitting(unpacked: bytes | memoryview, max_size: int) -> bytes | memoryview:
@@ -180,7 +201,7 @@ def _gzip_members(payload: memoryview, max_size: int) -> bytes:
     left = max_size
     rest: Bytes = payload
     while not members or rest[:2] == _GZIP_MAGIC:
-        member = isal_zlib.decompressobj(_GZIP_CONTAINER)
+        member = zlib.decompressobj(_GZIP_CONTAINER)
         members.append(bytes(_fitting(member.decompress(rest, left + 1), left)))
         left -= len(members[-1])
         _whole(b"", member.eof, 0)
@@ -215,20 +236,14 @@ def _first_lz4_frame(payload: memoryview, max_size: int) -> bytes:
 
 
 def _zstd_frames(payload: memoryview, max_size: int) -> bytes:
-    blocks: list[bytes] = []
+    frames: list[bytes] = []
     left = max_size
-    at = 0
-    while at < len(payload):
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        while at < len(payload) and not frame.eof:
-            blocks.append(frame.decompress(payload[at : at + _ZSTD_STEP]))
-            left -= len(blocks[-1])
-            if left < 0:
-                raise ProtocolError(f"unpacks to more than the {max_size} bytes allowed")
-            at += _ZSTD_STEP
-        _whole(b"", frame.eof, 0)
-        at = min(at, len(payload)) - len(frame.unused_data)
-    return b"".join(blocks)
+    rest: Bytes = payload
+    while rest:
+        unpacked, rest = _zstd_frame(rest, left)
+        frames.append(unpacked)
+        left -= len(unpacked)
+    return b"".join(frames)
 
 
 _UNPACK: dict[Codec, _Unpack] = {
