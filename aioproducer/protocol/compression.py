@@ -189,6 +189,8 @@ _LZ4_HEADERS = {
 _LZ4_END = bytes(4)
 _LZ4_STORED = 1 << 31
 """The bit in a block's length that marks a block which is not compressed."""
+LZ4_BLOCK_CHECKSUM = 0x10
+"""The flag of a frame in which a checksum follows each block."""
 _LZ4_HIGH = 3
 """The lowest level of the high-compression mode. Java's default is lz4's fast compressor, as here."""
 _LZ4_HIGH_BLOCK = 1 << 16
@@ -223,8 +225,14 @@ def _lz4_high(data: Bytes, level: int) -> bytes:
     for start in range(0, len(view), _LZ4_HIGH_BLOCK):
         frame = memoryview(cramjam.lz4.compress(view[start : start + _LZ4_HIGH_BLOCK], level=level))
         at = lz4_blocks_at(frame)
-        length = int.from_bytes(frame[at : at + 4], "little") & ~_LZ4_STORED
-        parts.append(frame[at : at + 4 + length])
+        end = at + 4 + (int.from_bytes(frame[at : at + 4], "little") & ~_LZ4_STORED)
+        checksum = 4 if frame[4] & LZ4_BLOCK_CHECKSUM else 0
+        if frame[end + checksum : end + checksum + 4] != _LZ4_END:
+            # cramjam before 2.14 wrote several linked blocks, of 8 KiB. A version that does so again keeps the GIL.
+            packer = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+            packer.compress(bytes(view))
+            return bytes(packer.finish())
+        parts.append(frame[at:end])
     parts.append(_LZ4_END)
     return b"".join(parts)
 

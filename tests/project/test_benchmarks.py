@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import bench
+import codec_libraries
 import gathering
 import observability
 import plan
@@ -550,3 +553,25 @@ def test_ways_to_await_many_deliveries_are_compared_in_one_run():
 
 def test_the_interval_of_a_median_is_that_of_its_ranks():
     assert observability.interval([float(value) for value in range(1, 31)]) == (10.0, 21.0)
+
+
+# ------------------------------------------------------------------------------------------------ codec libraries
+
+
+def test_libraries_are_compared_at_each_level_and_size():
+    title, _, *rows = codec_libraries.table([1, 9], [1024, 4096], rounds=1).splitlines()
+
+    assert title == "| | library | 1 KiB (µs) | 4 KiB (µs) | size | GIL released |"
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    assert len(cells) == 2 * 9 + 2
+    assert all(float(small) > 0 and float(large) > 0 for _, _, small, large, _, _ in cells)
+    assert [
+        size for what, _, _, _, size, _ in cells if what != "CRC-32C" and float(size.rstrip("%")) >= 100
+    ] == []
+
+
+def test_a_function_that_keeps_the_gil_is_recognized():
+    data = random.Random(7).randbytes(8_000_000)
+
+    assert codec_libraries.releases_the_gil(lambda data: zlib.compress(data, 1), data)
+    assert not codec_libraries.releases_the_gil(lambda data: data.count(b"aioproducer"), data)

@@ -249,6 +249,31 @@ def test_lz4_at_a_high_level_is_as_small_as_from_another_library(level):
     assert len(packed) < len(compressor(Codec.LZ4)(data))
 
 
+def test_lz4_is_valid_even_if_a_block_is_not_in_one_piece(monkeypatch):
+    data = SAMPLES["text"] + SAMPLES["noise"]
+    whole = compressor(Codec.LZ4, 9)(data)
+    split = []
+
+    def in_blocks(chunk, level):
+        """Several linked blocks for a chunk, as cramjam wrote before 2.14."""
+        with lz4.frame.LZ4FrameCompressor(
+            compression_level=level, block_linked=True, auto_flush=True
+        ) as packer:
+            parts = [packer.begin()]
+            parts += [packer.compress(chunk[at : at + 8192]) for at in range(0, len(chunk), 8192)]
+            split.append(b"".join([*parts, packer.flush()]))
+        return split[-1]
+
+    monkeypatch.setattr(cramjam.lz4, "compress", in_blocks)
+
+    packed = compressor(Codec.LZ4, 9)(data)
+
+    assert len(split) == 1
+    assert not lz4.frame.get_frame_info(packed)["block_linked"]
+    assert lz4.frame.decompress(packed) == decompress(Codec.LZ4, packed) == data
+    assert len(packed) < len(whole) * 1.01
+
+
 @pytest.mark.promise("KIPs", "KIP-110: zstd")
 def test_zstd_frame_contains_its_size():
     packed = compressor(Codec.ZSTD)(SAMPLES["text"])

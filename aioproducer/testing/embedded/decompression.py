@@ -14,7 +14,14 @@ from typing import TypeAlias
 import cramjam
 
 from aioproducer.errors import ProtocolError
-from aioproducer.protocol.compression import XERIAL_HEADER, Bytes, Codec, lz4_blocks_at, zstd
+from aioproducer.protocol.compression import (
+    LZ4_BLOCK_CHECKSUM,
+    XERIAL_HEADER,
+    Bytes,
+    Codec,
+    lz4_blocks_at,
+    zstd,
+)
 
 MAX_SIZE = 128 * 1024 * 1024
 """The default limit for the uncompressed size of one batch, in bytes."""
@@ -25,7 +32,6 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 # The flags of a frame
 _LZ4_BLOCK_INDEPENDENCE = 0x20
-_LZ4_BLOCK_CHECKSUM = 0x10
 _LZ4_CONTENT_CHECKSUM = 0x04
 _LZ4_STORED = 1 << 31
 _LZ4_MOST = 255
@@ -144,7 +150,7 @@ def _lz4_extent(payload: memoryview) -> tuple[int, int]:
     """Return the length of the first frame and the maximum size of its content."""
     flags = payload[4]
     most_in_block = 1 << (8 + 2 * (payload[5] >> 4 & 7))
-    behind_block = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    behind_block = 4 if flags & LZ4_BLOCK_CHECKSUM else 0
     at = lz4_blocks_at(payload)
     most = 0
     while length := int.from_bytes(payload[at : at + 4], "little") & ~_LZ4_STORED:
