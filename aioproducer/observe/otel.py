@@ -60,7 +60,8 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     Each call to `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
     the caller's span, and it ends with the acknowledgement. The configured propagator (W3C by default) adds the span's
     context to the headers of the record. `send_many` and `send_batch` have one span for all records, and no headers. A
-    call that is not recorded, because the sampler dropped it or there is no SDK, has no span and no headers.
+    call that the sampler does not record has no span, but its headers carry that decision. Without an SDK, a call has
+    neither, unless the caller's context has a span of another process.
 
     Args of `instrument()`:
         tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are only
@@ -120,7 +121,9 @@ class _SendTracer:
         """The span name and attributes for each topic. Without this cache, they would be created again even for a call
         that is not recorded."""
 
-    def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> _SendSpan | None:
+    def begin(
+        self, topic: object, value: Any, key: Any, headers: Any, count: int
+    ) -> _SendSpan | list[tuple[str, bytes | None]] | None:
         span = None
         try:
             try:
@@ -129,7 +132,7 @@ class _SendTracer:
                 name, attributes = self._describe(topic)
             span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
             if not span.is_recording():
-                return None
+                return _unrecorded(headers, span)
             if value is None:
                 span.set_attribute("messaging.kafka.message.tombstone", True)
             headers = _with_context(headers, span)
@@ -202,6 +205,15 @@ def _with_context(headers: Any, span: Span) -> Any:
     carrier = [*(headers or ())]
     propagate.inject(carrier, trace.set_span_in_context(span), _SETTER)
     return carrier
+
+
+def _unrecorded(headers: Any, span: Span) -> list[tuple[str, bytes | None]] | None:
+    """Return the headers of a call that is not recorded: consumers learn from them that they need not record either.
+    Without an SDK and without a parent there is nothing to learn."""
+    if not span.get_span_context().is_valid:
+        return None
+    headers = _with_context(headers, span)
+    return headers if type(headers) is list else None
 
 
 class _SendSpan:

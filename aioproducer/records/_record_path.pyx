@@ -1255,7 +1255,9 @@ cdef class RecordPath:
         cdef Delivery delivery = None
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if span is not None:
+            if type(span) is list:     # the call is not recorded, which its headers say
+                headers = span
+            elif span is not None:
                 delivery = await self._send_traced(
                     span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
         if delivery is None:
@@ -1283,7 +1285,9 @@ cdef class RecordPath:
         cdef Delivery delivery = None
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if span is not None:
+            if type(span) is list:     # the call is not recorded, which its headers say
+                headers = span
+            elif span is not None:
                 delivery = await self._send_traced(
                     span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
         if delivery is None:
@@ -1307,7 +1311,9 @@ cdef class RecordPath:
         """
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if span is not None:
+            if type(span) is list:     # the call is not recorded, which its headers say
+                headers = span
+            elif span is not None:
                 return self._try_send_traced(
                     span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
         sent = send_now(

@@ -26,8 +26,17 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExpor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
-from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    NoOpTracer,
+    NoOpTracerProvider,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 
 import aioproducer.blocking
 from aioproducer.errors import DeliveryError, InvalidRecordError, MetadataTimeoutError, SendManyError
@@ -35,7 +44,7 @@ from aioproducer.metrics import Histogram, MetricsSnapshot
 from aioproducer.observe import live
 from aioproducer.observe.families import FAMILIES
 from aioproducer.observe.hooks import BatchEvent
-from aioproducer.observe.otel import _Collection, _Durations, _Quantiles
+from aioproducer.observe.otel import _Collection, _Durations, _Quantiles, _SendTracer
 from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.producer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
@@ -375,7 +384,7 @@ async def test_a_call_for_many_records_that_is_cancelled_half_way_ends_its_span_
 
 
 @pytest.mark.promise(
-    "Observability", "OpenTelemetry: a call that is not recorded costs no span, header or slow path"
+    "Observability", "OpenTelemetry: a call that is not recorded costs no span and no slow path"
 )
 @pytest.mark.parametrize("instrumented", [{"sampler": ALWAYS_OFF}], indirect=True)
 async def test_a_call_that_is_not_recorded_makes_nothing_and_stays_on_the_fast_path(
@@ -391,8 +400,58 @@ async def test_a_call_that_is_not_recorded_makes_nothing_and_stays_on_the_fast_p
         delivery = await producer.send("t", b"2")
         await producer.send_and_wait("t", b"3")
         await delivery
-        assert [record.headers for record in cluster.records("t")] == [()] * 3
+        assert await producer.try_send("t", b"4")
+        assert all([name for name, _ in record.headers] == ["traceparent"] for record in cluster.records("t"))
     assert instrumented.spans == []
+
+
+@pytest.mark.promise("Observability", "OpenTelemetry: consumers learn that a call was not sampled")
+@pytest.mark.parametrize("instrumented", [{"sampler": ParentBased(ALWAYS_OFF)}], indirect=True)
+async def test_a_call_that_is_not_sampled_sends_its_context_with_the_flag_unset(instrumented):
+    parent = SpanContext(
+        7, 8, is_remote=True, trace_flags=TraceFlags(0), trace_state=TraceState([("a", "b")])
+    )
+    stale = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("mine", b"1")]
+    async with RecordingProducer() as producer:
+        await producer.send_and_wait("t", b"v")
+        token = attach(trace.set_span_in_context(NonRecordingSpan(parent)))
+        try:
+            await producer.send_and_wait("t", b"v", headers=stale)
+            await producer.send("t", b"v", headers=tuple(stale))
+            producer.try_send("t", b"v", headers=stale)
+        finally:
+            detach(token)
+        root, *children = [record.headers for record in producer.sent]
+
+    [(name, value)] = root
+    assert (name, int(value[-2:], 16) & 1) == ("traceparent", 0)
+    for (mine, one), (name, value), state in children:
+        assert (mine, one, name, state) == ("mine", b"1", "traceparent", ("tracestate", b"a=b"))
+        version, trace_id, span_id, flags = value.split(b"-")
+        assert (version, int(trace_id, 16), int(flags, 16) & 1) == (b"00", 7, 0)
+        assert int(span_id, 16)
+    assert instrumented.spans == []
+    assert len(stale) == 2, "the user's list is not changed"
+
+
+@pytest.mark.parametrize("instrumented", [{"sampler": ALWAYS_OFF}], indirect=True)
+async def test_wrong_headers_of_a_call_that_is_not_sampled_are_rejected_as_without_tracing(instrumented):
+    async with RecordingProducer() as producer:
+        with pytest.raises(InvalidRecordError):
+            await producer.send("t", b"v", headers={"a": b"b"})
+
+
+async def test_without_an_sdk_the_context_of_another_process_is_sent_on(instrumented):
+    tracer = _SendTracer(Producer().config, NoOpTracer(), capture_key=False)
+    assert tracer.begin("t", b"v", None, None, 1) is None
+
+    token = attach(trace.set_span_in_context(NonRecordingSpan(SpanContext(7, 8, is_remote=True))))
+    try:
+        headers = tracer.begin("t", b"v", None, [("mine", b"1")], 1)
+    finally:
+        detach(token)
+
+    assert headers == [("mine", b"1"), ("traceparent", b"00-%032x-%016x-00" % (7, 8))]
 
 
 async def test_a_call_that_is_recorded_stays_on_the_fast_path(instrumented, monkeypatch):

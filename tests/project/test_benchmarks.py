@@ -233,11 +233,8 @@ async def test_every_client_sends_the_same_values_and_headers(kafka_cluster, wor
         if work == services.RECORDING:
             assert len({record.headers for record in records}) == LINES, "each record has a span of its own"
     assert sent[AIOKAFKA] == sent[CALLBACK]
-    if work == services.NOT_RECORDING:  # benchmarks/README.md names this difference
-        assert (sent[OURS], sent[CALLBACK]) == (set(), {"traceparent"})
-    else:
-        assert sent[OURS] == sent[CALLBACK]
-        assert ("traceparent" in sent[OURS]) == (work == services.RECORDING)
+    assert sent[OURS] == sent[CALLBACK]
+    assert ("traceparent" in sent[OURS]) == bool(services.WORKS[work].sampler)
 
 
 def test_values_of_services_have_exactly_the_size_in_each_form():
