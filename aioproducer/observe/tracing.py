@@ -20,8 +20,11 @@ class SendSpan(Protocol):
     headers: Headers | None
     """The user's headers, and the headers that carry the span's context."""
 
-    def watch(self, delivery: Any) -> None:
-        """End the span with the result of this record. `delivery` is a Delivery."""
+    def watch(self, delivery: Any, ends_with_batch: bool = False) -> None:
+        """End the span with the result of this record. `delivery` is a Delivery.
+
+        With `ends_with_batch`, the record has no timeout of its own, so it ends when its batch ends.
+        """
         ...
 
     def watch_rows(self, receipt: Any) -> None:
