@@ -78,7 +78,10 @@ def pipelined_callback(job: Job) -> Result:
 def services_callback(job: Job) -> Result:
     from confluent_kafka import Producer
 
-    producer, on_delivery = services.traced(job, Producer(librdkafka(job))), Deliveries()
+    producer, on_delivery = (
+        services.traced(job, Producer(librdkafka(job) | services.librdkafka_metrics(job))),
+        Deliveries(),
+    )
     work, values = services.WORKS[job.work], services.values(job)
     produce, poll, topic, function = producer.produce, producer.poll, job.topic, work.function
 

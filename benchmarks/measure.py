@@ -84,7 +84,12 @@ async def pipelined(job: Job, face: Face) -> Result:
 
 async def with_work(job: Job, face: Face) -> Result:
     """Measure as `pipelined` does, and also the user's own function alone."""
-    return services.with_own(job, await pipelined(job, face))
+    has_metrics = services.WORKS[job.work].has_metrics and job.client == "aioproducer"
+    scraping = asyncio.create_task(services.scrape()) if has_metrics else None
+    result = await pipelined(job, face)
+    if scraping is not None:
+        scraping.cancel()
+    return services.with_own(job, result)
 
 
 # ---- closed loop: each task awaits its record before it sends the next ----

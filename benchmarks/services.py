@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
@@ -16,8 +17,19 @@ from job import LINES, Job, Result
 BYTES, TEXT, ORJSON, JSON = "bytes", "str, encode", "dict, orjson", "dict, json"
 HEADER = "a header"
 RECORDING, NOT_RECORDING = "traces, recorded", "traces, not recorded"
+AVRO = "dict, Avro, traces, metrics"
 
 ADDED = ("source", b"benchmark")
+SCHEMA = """{
+  "type": "record",
+  "name": "Order",
+  "fields": [
+    {"name": "id", "type": "long"},
+    {"name": "user", "type": "string"},
+    {"name": "price", "type": "double"},
+    {"name": "note", "type": "string"}
+  ]
+}"""
 OWN_CALLS = 100_000
 """The number of calls by which the user's own function is measured."""
 
@@ -33,6 +45,8 @@ class Work:
     adds_header: bool = False
     sampler: str = ""
     """The name of OpenTelemetry's sampler; "" for no tracing."""
+    has_metrics: bool = False
+    """Whether the metrics of clients that have some are read each second."""
 
     @property
     def function(self) -> Callable[[Any], bytes] | None:
@@ -49,6 +63,17 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+def load_avro() -> Callable[[Any], bytes]:
+    """Return confluent-kafka's serializer, which needs a registry only for the first value."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    serialize = AvroSerializer(SchemaRegistryClient.new_client({"url": "mock://"}), SCHEMA)
+    context = SerializationContext("t", MessageField.VALUE)
+    return lambda value: serialize(value, context)
+
+
 WORKS = {
     BYTES: Work(),
     TEXT: Work(is_text=True, load=lambda: str.encode),
@@ -57,6 +82,7 @@ WORKS = {
     HEADER: Work(adds_header=True),
     RECORDING: Work(sampler="ALWAYS_ON"),
     NOT_RECORDING: Work(sampler="ALWAYS_OFF"),
+    AVRO: Work(is_dict=True, load=load_avro, sampler="ALWAYS_ON", has_metrics=True),
 }
 
 
@@ -123,6 +149,26 @@ def traced(job: Job, producer: Any) -> Any:
     from opentelemetry.instrumentation.confluent_kafka import ConfluentKafkaInstrumentor
 
     return ConfluentKafkaInstrumentor.instrument_producer(producer, tracer_provider(job))
+
+
+async def scrape() -> None:
+    """Read aioproducer's metrics each second, as Prometheus does."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from aioproducer.prometheus import ProducerCollector
+
+    registry = CollectorRegistry()
+    ProducerCollector(registry)
+    while True:
+        generate_latest(registry)
+        await asyncio.sleep(1)
+
+
+def librdkafka_metrics(job: Job) -> dict[str, Any]:
+    """Return the settings by which confluent-kafka reports its metrics each second, if the job has them."""
+    if not WORKS[job.work].has_metrics:
+        return {}
+    return {"statistics.interval.ms": 1000, "stats_cb": json.loads}
 
 
 def with_own(job: Job, result: Result) -> Result:

@@ -1,7 +1,7 @@
 """The interface for a tracer of records. The tracer for OpenTelemetry is in otel.py.
 
-Each call that sends records asks the tracer for a span, in the caller's context. A call without a span is handled as if
-there were no tracer."""
+Each call that sends records asks the tracer for a span, in the caller's context. Apart from the headers, a call without
+a span is handled as if there were no tracer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ class SendSpan(Protocol):
     headers: Headers | None
     """The user's headers, and the headers that carry the span's context."""
 
-    def watch(self, delivery: Any) -> None:
-        """End the span with the result of this record. `delivery` is a Delivery."""
+    def watch(self, delivery: Any, ends_with_batch: bool = False) -> None:
+        """End the span with the result of this record. `delivery` is a Delivery.
+
+        With `ends_with_batch`, the record has no timeout of its own, so it ends when its batch ends.
+        """
         ...
 
     def watch_rows(self, receipt: Any) -> None:
@@ -36,8 +39,13 @@ class SendSpan(Protocol):
 class SendTracer(Protocol):
     """Decides which calls have a span. It runs in the caller's thread, must be quick, and must not raise."""
 
-    def begin(self, topic: object, value: Any, key: Any, headers: Any, count: int) -> SendSpan | None:
-        """Return the span of a call that sends one record, or None if the call is not recorded.
+    def begin(
+        self, topic: object, value: Any, key: Any, headers: Any, count: int
+    ) -> SendSpan | list[tuple[str, bytes | None]] | None:
+        """Return the span of a call that sends one record.
+
+        If the call is not recorded, return the headers to send, which carry this decision to the consumers, or None
+        to send the headers of the call.
 
         The arguments are the call's own and have not been checked. `count` is 1.
         """

@@ -235,7 +235,7 @@ class RecordPath:
     # The slow parts of a send, which may wait or run user code. Producer defines or overrides some of them.
     _tracer: SendTracer | None
     def _check_may_append(self) -> None: ...
-    async def _send_traced(
+    def _send_traced(
         self,
         span: SendSpan,
         topic: str,
@@ -246,18 +246,12 @@ class RecordPath:
         timeout: float | None,
         key_serializer: Serializer[Any] | None,
         value_serializer: Serializer[Any] | None,
+    ) -> Delivery | PendingRecord: ...
+    async def _send_traced_slowly(
+        self, span: SendSpan, pending: PendingRecord, timeout: float | None
     ) -> Delivery: ...
-    def _try_send_traced(
-        self,
-        span: SendSpan,
-        topic: str,
-        value: Any,
-        key: Any,
-        partition: int | None,
-        timestamp_ms: int | None,
-        timeout: float | None,
-        key_serializer: Serializer[Any] | None,
-        value_serializer: Serializer[Any] | None,
+    def _try_send_traced_slowly(
+        self, span: SendSpan, pending: PendingRecord, timeout: float | None
     ) -> Delivery: ...
     def _count_rejected(self, topic: object, error: BaseException) -> None: ...
     def _serializer_for(self, topic: object, serializer: Any, field: str) -> UserSerializer: ...

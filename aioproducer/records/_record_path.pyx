@@ -1282,9 +1282,13 @@ cdef class RecordPath:
         cdef Delivery delivery = None
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if span is not None:
-                delivery = await self._send_traced(
+            if type(span) is list:     # the call is not recorded, which its headers say
+                headers = span
+            elif span is not None:
+                sent = self._send_traced(
                     span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
+                delivery = (
+                    <Delivery>sent if type(sent) is Delivery else await self._send_traced_slowly(span, sent, timeout))
         if delivery is None:
             sent = send_now(
                 self, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer)
@@ -1310,9 +1314,13 @@ cdef class RecordPath:
         cdef Delivery delivery = None
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if span is not None:
-                delivery = await self._send_traced(
+            if type(span) is list:     # the call is not recorded, which its headers say
+                headers = span
+            elif span is not None:
+                sent = self._send_traced(
                     span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
+                delivery = (
+                    <Delivery>sent if type(sent) is Delivery else await self._send_traced_slowly(span, sent, timeout))
         if delivery is None:
             sent = send_now(
                 self, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer)
@@ -1334,38 +1342,47 @@ cdef class RecordPath:
         """
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if span is not None:
-                return self._try_send_traced(
+            if type(span) is list:     # the call is not recorded, which its headers say
+                headers = span
+            elif span is not None:
+                sent = self._send_traced(
                     span, topic, value, key, partition, timestamp_ms, timeout, key_serializer, value_serializer)
+                return sent if type(sent) is Delivery else self._try_send_traced_slowly(span, sent, timeout)
         sent = send_now(
             self, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer)
         return sent if type(sent) is Delivery else self._try_send_slowly(sent, timeout)
 
-    async def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
-                           value_serializer):
-        """Send a record with a tracing span, which ends when the record has its result."""
+    def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
+                     value_serializer):
+        """Send a record with a tracing span, which ends when the record has its result. Return the same as
+        `send_now`."""
         try:
             sent = send_now(
                 self, topic, value, key, partition, timestamp_ms, span.headers, timeout, key_serializer,
                 value_serializer)
-            delivery = sent if type(sent) is Delivery else await self._send_slowly(sent, timeout)
         except BaseException as error:
             span.fail(error)
             raise
-        span.watch(delivery)
+        if type(sent) is Delivery:
+            span.watch(sent, timeout is None)
+        return sent
+
+    async def _send_traced_slowly(self, span, pending, timeout):
+        try:
+            delivery = await self._send_slowly(pending, timeout)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.watch(delivery, timeout is None)
         return delivery
 
-    def _try_send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
-                         value_serializer):
+    def _try_send_traced_slowly(self, span, pending, timeout):
         try:
-            sent = send_now(
-                self, topic, value, key, partition, timestamp_ms, span.headers, timeout, key_serializer,
-                value_serializer)
-            delivery = sent if type(sent) is Delivery else self._try_send_slowly(sent, timeout)
+            delivery = self._try_send_slowly(pending, timeout)
         except BaseException as error:
             span.fail(error)
             raise
-        span.watch(delivery)
+        span.watch(delivery, timeout is None)
         return delivery
 
     async def _give_way(self):

@@ -16,18 +16,31 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition as AiokafkaPartition
 from opentelemetry import baggage, propagate, trace
-from opentelemetry.context import attach, detach
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.aiokafka import AIOKafkaInstrumentor
 from opentelemetry.metrics import CallbackOptions, NoOpMeter
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import default_setter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
-from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    NoOpTracer,
+    NoOpTracerProvider,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import aioproducer.blocking
 from aioproducer.errors import DeliveryError, InvalidRecordError, MetadataTimeoutError, SendManyError
@@ -35,7 +48,15 @@ from aioproducer.metrics import Histogram, MetricsSnapshot
 from aioproducer.observe import live
 from aioproducer.observe.families import FAMILIES
 from aioproducer.observe.hooks import BatchEvent
-from aioproducer.observe.otel import _Collection, _Durations, _Quantiles
+from aioproducer.observe.otel import (
+    _SETTER,
+    _Collection,
+    _Durations,
+    _is_w3c,
+    _Quantiles,
+    _SendTracer,
+    _with_context,
+)
 from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.producer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
@@ -50,6 +71,7 @@ from tests.support.producing import (
     producing,
     quick_producer,
     until,
+    within,
 )
 
 
@@ -258,15 +280,114 @@ async def test_a_key_in_any_buffer_is_captured_as_its_text(instrumented, key):
 
 
 async def test_a_propagator_that_raises_leaves_the_users_headers_and_the_span(instrumented, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("a bug of the propagator")
+    class Fails(TraceContextTextMapPropagator):
+        def inject(self, *_: object, **__: object) -> None:
+            raise RuntimeError("a bug of the propagator")
 
-    monkeypatch.setattr(propagate, "inject", fail)
+    propagator = Fails()
+    monkeypatch.setattr(propagate, "get_global_textmap", lambda: propagator)
     async with RecordingProducer() as producer:
         await producer.send_and_wait("t", b"v", headers=[("mine", b"1")])
         assert [record.headers for record in producer.sent] == [(("mine", b"1"),)]
         await until(lambda: instrumented.spans)
     assert instrumented.spans[0].attributes["messaging.kafka.offset"] == 0
+
+
+class _OfVendor(TraceContextTextMapPropagator):
+    """A propagator of another kind, with a header of its own."""
+
+    def inject(self, carrier, context=None, setter=default_setter):
+        setter.set(carrier, "vendor", str(trace.get_current_span(context).get_span_context().span_id))
+
+
+@pytest.mark.parametrize(
+    "propagator",
+    [
+        propagate.get_global_textmap(),
+        TraceContextTextMapPropagator(),
+        CompositePropagator([W3CBaggagePropagator(), TraceContextTextMapPropagator()]),
+        CompositePropagator([_OfVendor(), W3CBaggagePropagator()]),
+        _OfVendor(),
+    ],
+    ids=["default", "trace context", "composite", "composite of a vendor", "vendor"],
+)
+@pytest.mark.parametrize("state", [[], [("vendor", "1")]], ids=["", "tracestate"])
+@pytest.mark.parametrize("carried", [{}, {"user": "7"}], ids=["", "baggage"])
+@pytest.mark.parametrize("headers", [None, [("traceparent", b"1"), ("tracestate", b"2"), ("mine", b"3")]])
+def test_the_headers_are_those_of_the_configured_propagator(monkeypatch, propagator, state, carried, headers):
+    monkeypatch.setattr(propagate, "get_global_textmap", lambda: propagator)
+    span = NonRecordingSpan(
+        SpanContext(2**127 + 7, 8, is_remote=False, trace_flags=TraceFlags(3), trace_state=TraceState(state))
+    )
+    expected = [*(headers or ())]
+    context = Context()
+    for name, value in carried.items():
+        context = baggage.set_baggage(name, value, context)
+    propagator.inject(expected, trace.set_span_in_context(span, context), _SETTER)
+
+    token = attach(context)
+    try:
+        found = _with_context(headers, span)
+    finally:
+        detach(token)
+
+    assert found == expected
+
+
+def test_the_default_propagator_is_recognized():
+    """Otherwise each record would cost more."""
+    assert _is_w3c(propagate.get_global_textmap())
+
+
+async def test_the_spans_of_a_batch_end_when_its_records_are_acknowledged(instrumented):
+    async with producing(linger_ms=50) as (cluster, producer):
+        deliveries = [await producer.send("t", b"%d" % number) for number in range(3)]
+        deliveries[1].cancel()
+        await deliveries[2]
+        await until(lambda: len(instrumented.spans) == 3)
+        assert not producer._tracer._of_batch
+
+    assert [span.attributes["messaging.kafka.offset"] for span in instrumented.spans] == [0, 1, 2]
+    assert len({span.end_time for span in instrumented.spans}) == 1
+    assert len(cluster.batches("t", 0)) == 1
+
+
+async def test_the_spans_of_a_split_batch_end_with_its_parts(instrumented):
+    async with producing(linger_ms=50) as (cluster, producer):
+        await producer.partitions_for("t")
+        release = asyncio.Event()
+        cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE)
+        held = cluster.faults.add(PRODUCE, hold_before=release, skip=1)
+        deliveries = [await producer.send("t", b"%d" % number) for number in range(10)]
+        await deliveries[0]
+        await within(5, held.reached())
+        await until(lambda: len(instrumented.spans) == 5)
+        release.set()
+        await deliveries[-1]
+        await until(lambda: len(instrumented.spans) == 10)
+        assert not producer._tracer._of_batch
+
+    assert [span.attributes["messaging.kafka.offset"] for span in instrumented.spans] == list(range(10))
+    assert producer.metrics().splits == 1
+
+
+async def test_a_record_with_a_timeout_of_its_own_ends_its_span_before_the_others_of_its_batch(instrumented):
+    patience = {"request_timeout_ms": 20_000, "delivery_timeout_ms": 30_000}
+    async with producing(linger_ms=50, **patience) as (cluster, producer):
+        await producer.partitions_for("t")
+        release = asyncio.Event()
+        cluster.faults.add(PRODUCE, hold_before=release)
+        patient = await producer.send("t", b"1")
+        hasty = await producer.send("t", b"2", timeout=0.2)
+        await error_of(hasty)
+        await until(lambda: instrumented.spans)
+        [ended] = instrumented.spans
+        release.set()
+        await patient
+        await until(lambda: len(instrumented.spans) == 2)
+
+    assert ended.status.status_code is StatusCode.ERROR
+    assert instrumented.spans[1].attributes["messaging.kafka.offset"] == 0
 
 
 async def test_a_span_that_cannot_be_written_changes_no_result(instrumented, monkeypatch, caplog):
@@ -375,7 +496,7 @@ async def test_a_call_for_many_records_that_is_cancelled_half_way_ends_its_span_
 
 
 @pytest.mark.promise(
-    "Observability", "OpenTelemetry: a call that is not recorded costs no span, header or slow path"
+    "Observability", "OpenTelemetry: a call that is not recorded costs no span and no slow path"
 )
 @pytest.mark.parametrize("instrumented", [{"sampler": ALWAYS_OFF}], indirect=True)
 async def test_a_call_that_is_not_recorded_makes_nothing_and_stays_on_the_fast_path(
@@ -391,8 +512,58 @@ async def test_a_call_that_is_not_recorded_makes_nothing_and_stays_on_the_fast_p
         delivery = await producer.send("t", b"2")
         await producer.send_and_wait("t", b"3")
         await delivery
-        assert [record.headers for record in cluster.records("t")] == [()] * 3
+        assert await producer.try_send("t", b"4")
+        assert all([name for name, _ in record.headers] == ["traceparent"] for record in cluster.records("t"))
     assert instrumented.spans == []
+
+
+@pytest.mark.promise("Observability", "OpenTelemetry: consumers learn that a call was not sampled")
+@pytest.mark.parametrize("instrumented", [{"sampler": ParentBased(ALWAYS_OFF)}], indirect=True)
+async def test_a_call_that_is_not_sampled_sends_its_context_with_the_flag_unset(instrumented):
+    parent = SpanContext(
+        7, 8, is_remote=True, trace_flags=TraceFlags(0), trace_state=TraceState([("a", "b")])
+    )
+    stale = [("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("mine", b"1")]
+    async with RecordingProducer() as producer:
+        await producer.send_and_wait("t", b"v")
+        token = attach(trace.set_span_in_context(NonRecordingSpan(parent)))
+        try:
+            await producer.send_and_wait("t", b"v", headers=stale)
+            await producer.send("t", b"v", headers=tuple(stale))
+            producer.try_send("t", b"v", headers=stale)
+        finally:
+            detach(token)
+        root, *children = [record.headers for record in producer.sent]
+
+    [(name, value)] = root
+    assert (name, int(value[-2:], 16) & 1) == ("traceparent", 0)
+    for (mine, one), (name, value), state in children:
+        assert (mine, one, name, state) == ("mine", b"1", "traceparent", ("tracestate", b"a=b"))
+        version, trace_id, span_id, flags = value.split(b"-")
+        assert (version, int(trace_id, 16), int(flags, 16) & 1) == (b"00", 7, 0)
+        assert int(span_id, 16)
+    assert instrumented.spans == []
+    assert len(stale) == 2, "the user's list is not changed"
+
+
+@pytest.mark.parametrize("instrumented", [{"sampler": ALWAYS_OFF}], indirect=True)
+async def test_wrong_headers_of_a_call_that_is_not_sampled_are_rejected_as_without_tracing(instrumented):
+    async with RecordingProducer() as producer:
+        with pytest.raises(InvalidRecordError):
+            await producer.send("t", b"v", headers={"a": b"b"})
+
+
+async def test_without_an_sdk_the_context_of_another_process_is_sent_on(instrumented):
+    tracer = _SendTracer(Producer().config, NoOpTracer(), capture_key=False)
+    assert tracer.begin("t", b"v", None, None, 1) is None
+
+    token = attach(trace.set_span_in_context(NonRecordingSpan(SpanContext(7, 8, is_remote=True))))
+    try:
+        headers = tracer.begin("t", b"v", None, [("mine", b"1")], 1)
+    finally:
+        detach(token)
+
+    assert headers == [("mine", b"1"), ("traceparent", b"00-%032x-%016x-00" % (7, 8))]
 
 
 async def test_a_call_that_is_recorded_stays_on_the_fast_path(instrumented, monkeypatch):

@@ -200,7 +200,7 @@ def test_what_services_add_is_measured_with_the_users_own_function(client, work)
         Cell("services", work, client, Job("services", client, records=4000, warm_up=4000, work=work), 1)
     )
 
-    has_function = work in (services.TEXT, services.ORJSON, services.JSON)
+    has_function = work in (services.TEXT, services.ORJSON, services.JSON, services.AVRO)
     if client == OURS:
         has_function = has_function or work == services.HEADER
     assert result["cpu_us"] == pytest.approx(result["own_us"] + result["client_us"])
@@ -227,8 +227,9 @@ async def test_every_client_sends_the_same_values_and_headers(kafka_cluster, wor
         kafka_cluster.create_topic(client, 1)
         await asyncio.to_thread(runner.measured, replace(job, bootstrap=kafka_cluster.bootstrap_servers))
         records = kafka_cluster.records(client)
+        orders = services.values(replace(job, work=services.JSON))
         assert Counter(record.value for record in records) == Counter(
-            services.to_json(order) for order in services.values(replace(job, work=services.JSON))
+            map(services.load_avro() if work == services.AVRO else services.to_json, orders)
         )
         headers = {name for record in records for name, _ in record.headers}
         sent[client] = headers
@@ -237,19 +238,29 @@ async def test_every_client_sends_the_same_values_and_headers(kafka_cluster, wor
         if work == services.RECORDING:
             assert len({record.headers for record in records}) == LINES, "each record has a span of its own"
     assert sent[AIOKAFKA] == sent[CALLBACK]
-    if work == services.NOT_RECORDING:  # benchmarks/README.md names this difference
-        assert (sent[OURS], sent[CALLBACK]) == (set(), {"traceparent"})
-    else:
-        assert sent[OURS] == sent[CALLBACK]
-        assert ("traceparent" in sent[OURS]) == (work == services.RECORDING)
+    assert sent[OURS] == sent[CALLBACK]
+    assert ("traceparent" in sent[OURS]) == bool(services.WORKS[work].sampler)
 
 
 def test_values_of_services_have_exactly_the_size_in_each_form():
-    for work in services.WORKS:
+    for work in services.WORKS.keys() - {services.AVRO}:
         made = services.values(Job("services", OURS, work=work, value_size=100))
         function = services.WORKS[work].function
         assert {len(value if function is None else function(value)) for value in made} == {100}
         assert len(made) == LINES
+
+
+async def test_metrics_are_read_while_aioproducer_is_measured(monkeypatch):
+    read = []
+    monkeypatch.setattr("prometheus_client.generate_latest", read.append)
+    scraping = asyncio.create_task(services.scrape())
+    while not read:  # noqa: ASYNC110  # the task sets no event
+        await asyncio.sleep(0)
+    scraping.cancel()
+
+    job = Job("services", CALLBACK, work=services.AVRO)
+    assert services.librdkafka_metrics(job)["statistics.interval.ms"] == 1000
+    assert services.librdkafka_metrics(replace(job, work=services.JSON)) == {}
 
 
 def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch):

@@ -18,13 +18,13 @@ from aioproducer import Producer
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
+from tests.support.example_processes import DEADLINE, EXAMPLES, Example, run, running
 from tests.support.otlp_collector import Collector
 from tests.support.producing import PRODUCE, within
 from tests.support.scripted_broker import dead_port
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPTS = [
     "service",
     "fastapi_app",
@@ -33,60 +33,13 @@ SCRIPTS = [
     "from_aiokafka",
     "wsgi_workers",
     "faststream_app",
+    "avro_service",
+    "avro_loop",
 ]
-NEED_KAFKA = [script for script in SCRIPTS if script not in ("fastapi_app", "wsgi_workers", "faststream_app")]
+STARTS_WITHOUT_KAFKA = ("fastapi_app", "wsgi_workers", "faststream_app", "avro_service")
+NEED_KAFKA = [script for script in SCRIPTS if script not in STARTS_WITHOUT_KAFKA]
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 """The examples run on their own loops, so the loop of the tests does not matter."""
-DEADLINE = 30
-"""Seconds (of a fast machine) for whatever an example does."""
-
-
-class Example:
-    """A running example."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def line(self, beginning: str, stream: str = "stdout") -> str:
-        """Read until a line begins with this text, and return the rest of the line."""
-        found = await within(DEADLINE, self._line(beginning.encode(), getattr(self.process, stream)))
-        assert found is not None, f"it ended without {beginning!r}: {await self.finish()}"
-        return found
-
-    async def _line(self, beginning: bytes, stream: asyncio.StreamReader) -> str | None:
-        async for line in stream:
-            if beginning in line:
-                return line.partition(beginning)[2].decode().strip()
-        return None
-
-    async def finish(self, number: int | None = None) -> tuple[int | None, str, str]:
-        """Send the signal, if any, and wait for the end; return the exit status, the rest of stdout and of stderr."""
-        if number is not None:
-            self.process.send_signal(number)
-        out, err = await within(DEADLINE, self.process.communicate())
-        return self.process.returncode, out.decode(), err.decode()
-
-
-@asynccontextmanager
-async def running(script: str, *arguments: object, **environment: str) -> AsyncIterator[Example]:
-    """An example in a separate process, in which warnings are errors, including those about unclosed sockets."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "error", str(EXAMPLES / f"{script}.py"), *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment},
-    )
-    try:
-        yield Example(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def run(script: str, *arguments: object) -> tuple[int | None, str, str]:
-    async with running(script, *arguments) as example:
-        return await example.finish()
 
 
 # ------------------------------------------------------------------------------------------ what all of them do

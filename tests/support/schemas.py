@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import (
@@ -133,31 +133,68 @@ class ScriptedRegistry:
         """Seconds until a request is answered although `may_answer` is not set."""
         self.url = ""
 
-    def answer(self, method: str, path: str) -> tuple[int, dict[str, Any]]:
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         if path.startswith("/associations"):
             return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
         self.requests.append(f"{method} {path}")
         self.was_asked.set()
         self.answered_in_time.append(self.may_answer.wait(self.patience))
-        return self.error or (200, {"id": 1, "version": 1})
+        return self.error or self.accept(path, body)
+
+    def accept(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Return the answer if no error is scripted."""
+        return 200, {"id": 1, "version": 1}
+
+
+class RegistryInMemory(ScriptedRegistry):
+    """A registry that several processes can share: it also returns the schemas that it accepted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schemas: list[dict[str, Any]] = []
+        self.subjects: set[str] = set()
+
+    def accept(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        kind, name = path.split("/")[1:3]
+        if kind == "schemas":  # /schemas/ids/1
+            return 200, self.schemas[int(path.split("/")[3]) - 1]
+        schema = json.loads(body)
+        if schema not in self.schemas:
+            self.schemas.append(schema)
+        self.subjects.add(name)
+        return 200, {"id": self.schemas.index(schema) + 1, "version": 1}
 
 
 @contextmanager
 def scripted_registry() -> Iterator[ScriptedRegistry]:
     """Run a ScriptedRegistry in a thread."""
-    registry = ScriptedRegistry()
+    with _served(ScriptedRegistry()) as registry:
+        yield registry
+
+
+@contextmanager
+def registry_in_memory() -> Iterator[RegistryInMemory]:
+    """Run a RegistryInMemory in a thread."""
+    with _served(RegistryInMemory()) as registry:
+        yield registry
+
+
+Served = TypeVar("Served", bound=ScriptedRegistry)
+
+
+@contextmanager
+def _served(registry: Served) -> Iterator[Served]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._reply("POST")
+            self._reply("POST", self.rfile.read(int(self.headers["Content-Length"])))
 
         def do_GET(self) -> None:
-            self._reply("GET")
+            self._reply("GET", b"")
 
-        def _reply(self, method: str) -> None:
-            status, body = registry.answer(method, self.path.partition("?")[0])
-            data = json.dumps(body).encode()
+        def _reply(self, method: str, body: bytes) -> None:
+            status, answer = registry.answer(method, self.path.partition("?")[0], body)
+            data = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
