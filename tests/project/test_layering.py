@@ -54,7 +54,7 @@ STEPS: dict[str, int] = {
             "dialer request_stream",
             "connection",
             "broker_entry",
-            "connection_race",
+            "connection_race reachability",
             "brokers",
             "metadata",
         ],
