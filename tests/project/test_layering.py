@@ -64,6 +64,7 @@ STEPS: dict[str, int] = {
             "consumers state",
             "call_watch requests",
             "running_calls",
+            "expiry",
             "coordinator",
             "calls",
             "transform_loop",
