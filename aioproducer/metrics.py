@@ -97,6 +97,9 @@ class TransactionCallMetrics:
         self.failures += is_failure
         self.time.add(seconds)
 
+    def snapshot(self) -> TransactionCallSnapshot:
+        return TransactionCallSnapshot(self.call, self.count, self.failures, self.time.snapshot())
+
 
 class Ended(NamedTuple):
     """The numbers of records whose result is known, by outcome."""
@@ -256,10 +259,7 @@ class Metrics:
             metadata_failures=self.metadata_failures,
             topics=tuple(_topic(topic, wall_time) for topic in list(self.topics.values())),
             nodes=nodes,
-            transactions=tuple(
-                TransactionCallSnapshot(call.call, call.count, call.failures, call.time.snapshot())
-                for call in list(self.transaction_calls.values())
-            ),
+            transactions=tuple(call.snapshot() for call in list(self.transaction_calls.values())),
         )
 
     def past(self, client_id: str) -> MetricsSnapshot:

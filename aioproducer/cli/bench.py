@@ -29,6 +29,7 @@ PERIOD = 5.0
 
 def bench(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    *,
     records: Annotated[
         int, typer.Option("-n", "--records", "--num-records", min=1, help="Number of records.")
     ] = 1_000_000,

@@ -16,6 +16,7 @@ from aioproducer.cli.screen import Screen
 
 
 def cluster(
+    *,
     brokers: Annotated[int, typer.Option(min=1, help="How many brokers.")] = 1,
     host: Annotated[str, typer.Option(help="The address to listen on and to advertise.")] = "127.0.0.1",
     port: Annotated[

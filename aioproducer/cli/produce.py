@@ -40,6 +40,7 @@ def produce(
         list[str] | None,
         typer.Argument(metavar="FILE|-", help="Files to send. Default: standard input.", show_default=False),
     ] = None,
+    *,
     servers: options.Servers = None,
     config: options.SettingsFile = None,
     settings: options.Settings = None,

@@ -18,7 +18,6 @@ from aioproducer.core import Core
 from aioproducer.errors import (
     AuthenticationError,
     BrokerConnectionError,
-    ConfigError,
     KafkaError,
     ProducerClosed,
     RequestTimedOutError,
@@ -32,6 +31,7 @@ from aioproducer.network.connection_state import ConnectionState
 from aioproducer.network.handshake import BrokerVersions
 from aioproducer.network.hedge import first_answer
 from aioproducer.network.large_answer import LargeAnswer
+from aioproducer.network.reachability import Reachability
 from aioproducer.network.request_stream import RequestStream
 from aioproducer.protocol.schema import Message
 from aioproducer.security.login import Login
@@ -40,9 +40,6 @@ from aioproducer.types import Node
 REFUSED_BACKOFF_MAX = 10.0
 """The longest pause in seconds between attempts while a broker rejects our credentials. More frequent attempts could
 lock the account."""
-
-WARNING_PERIOD = 10.0
-"""Seconds between two log lines about brokers that stay unreachable."""
 
 TRY_ANOTHER_AFTER = 0.5
 """For requests to any broker: seconds without a connection after which another broker is tried in parallel."""
@@ -63,6 +60,7 @@ class Brokers:
         self._random = core.random
         self._login = Login(core.config, random=core.random)
         self._entries: dict[int, BrokerEntry] = {}
+        self.reachability = Reachability(core.config, self._entries, self._log)
         self._former: dict[int, BrokerEntry] = {}
         """The entries that were removed when the nodes last changed."""
         self._departing: list[Connection] = []
@@ -74,8 +72,6 @@ class Brokers:
         """The versions reported with the highest features epoch so far; before the first report, the epoch is -1."""
         self._is_closed = False
         self._has_known_cluster = False
-        self._warned_at = -math.inf
-        """Loop time of the last log line about a broker that is unreachable."""
         self.lost = 0
         """The number of connections that were lost or could not be established."""
         self.update_wanted = False
@@ -296,17 +292,18 @@ class Brokers:
             node_id = self.least_loaded()
             if node_id is not None and self._entries[node_id].is_ready:
                 return await self._first_answer(message, deadline, version_ceiling)
-            if not self._has_known_cluster and (refusal := self.refusal) is not None:
+            if not self._has_known_cluster and (refusal := self.reachability.refusal) is not None:
                 raise refusal  # other brokers would respond in the same way, and more attempts could lock the account
             self._connect_any(now)
             if all(
                 entry.connection is None and entry.task is None and entry.losses > losses.get(node_id, 0)
                 for node_id, entry in self._entries.items()
             ):
-                raise self.unreachable()
+                raise self.reachability.unreachable()
             if now >= deadline:
                 raise RequestTimedOutError(
-                    f"no broker was available within {timeout:g} s: {self.reasons()}", written=False
+                    f"no broker was available within {timeout:g} s: {self.reachability.reasons()}",
+                    written=False,
                 )
             await self._changes.next(min(self._next_look(now), deadline))
 
@@ -420,38 +417,6 @@ class Brokers:
     def _learn_features(self, versions: BrokerVersions) -> None:
         if versions.features_epoch >= self._newest_features.features_epoch:
             self._newest_features = versions
-
-    @property
-    def refusal(self) -> KafkaError | None:
-        """The authentication error for a broker, or the error that says that certificates can't be read; otherwise
-        None."""
-        errors = [entry.last_error for entry in self._entries.values()]
-        return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
-
-    @property
-    def is_hopeless(self) -> bool:
-        """True if every broker failed with an error that is not retriable, e.g. because none is a Kafka broker."""
-        errors = [entry.last_error for entry in self._entries.values()]
-        return all(error is not None and not error.retriable for error in errors)
-
-    @property
-    def is_unreachable(self) -> bool:
-        """True if every attempt to connect to every broker has failed for at least `reconnect_backoff_max`."""
-        before = asyncio.get_running_loop().time() - self._config.reconnect_backoff_max
-        return all(entry.has_failed_since(before) for entry in self._entries.values())
-
-    def unreachable(self) -> BrokerConnectionError:
-        """Return an error that gives, for each broker, the reason why it is not reachable."""
-        return BrokerConnectionError(f"no broker is reachable: {self.reasons()}", written=False)
-
-    def reasons(self) -> str:
-        """Return the reason why there is no connection, for each broker."""
-        return "; ".join(entry.reason for entry in list(self._entries.values()))
-
-    def errors(self) -> dict[str, KafkaError]:
-        """Return the last connection error of each unreachable broker, keyed by "host:port"."""
-        errors = ((entry.node, entry.error) for entry in self._entries.values())
-        return {f"{node.host}:{node.port}": error for node, error in errors if error is not None}
 
     def _connect_any(self, now: float) -> None:
         """Start one more attempt to connect, unless another one began less than TRY_ANOTHER_AFTER seconds ago."""
@@ -582,22 +547,8 @@ class Brokers:
         self.lost += 1
         self._metrics.count_error(type(error).__name__)
         if self._entries.get(entry.node.node_id) is entry:
-            self._log_loss(entry, error, pause, now)
+            self.reachability.log_loss(entry, error, pause, now, is_starting=not self._has_known_cluster)
             self._want_update()
-
-    def _log_loss(self, entry: BrokerEntry, error: KafkaError, pause: float, now: float) -> None:
-        """Log the first failure of each broker, and then one failure every 10 s while any broker stays unreachable."""
-        since = ""
-        if entry.failures > 1:
-            # Until the first metadata arrives, another log line says every 10 s why no broker has answered.
-            if not self._has_known_cluster or now - self._warned_at < WARNING_PERIOD:
-                self._log.debug("%s; next attempt in %.3g s at the earliest", error, pause)
-                return
-            others = sum(one.failures > 0 and one.connection is None for one in self._entries.values()) - 1
-            since = f", {counted(entry.failures, 'attempt has', 'attempts have')} failed"
-            since += f"; {counted(others, 'other broker')} cannot be reached" if others else ""
-        self._warned_at = now
-        self._log.warning("%s; next attempt in %.3g s at the earliest%s", error, pause, since)
 
     def _want_update(self) -> None:
         self.update_wanted = True

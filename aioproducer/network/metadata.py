@@ -274,9 +274,9 @@ class Metadata:
                         raise copy.copy(self._closed)
                     if isinstance(self.last_error, UnsupportedVersionError):
                         raise self.last_error
-                    if self.version == 0 and (refusal := self._brokers.refusal) is not None:
+                    if self.version == 0 and (refusal := self._brokers.reachability.refusal) is not None:
                         raise refusal
-                    if self._brokers.is_hopeless:
+                    if self._brokers.reachability.is_hopeless:
                         break
                     if self.version == 0:
                         await asyncio.sleep(self._not_before - asyncio.get_running_loop().time())
@@ -287,18 +287,20 @@ class Metadata:
             self._stop_start_timer()
         if self.version == 0:
             # The error may have arrived together with the deadline.
-            if (refusal := self._brokers.refusal) is not None:
+            if (refusal := self._brokers.reachability.refusal) is not None:
                 raise refusal
             raise BootstrapError(
-                f"no bootstrap server returned metadata: {self._reasons()}", reasons=self._brokers.errors()
+                f"no bootstrap server returned metadata: {self._reasons()}",
+                reasons=self._brokers.reachability.errors(),
             )
 
     def _reasons(self) -> str:
         """Return the reasons why no bootstrap server has returned metadata."""
-        reasons = self._brokers.reasons()
+        reachability = self._brokers.reachability
+        reasons = reachability.reasons()
         # A broker that closes the connection on each request is usually connected or connecting, so `reasons` does not
         # contain its error.
-        if self.last_error is not None and len(self._brokers.errors()) < len(self._brokers.nodes):
+        if self.last_error is not None and len(reachability.errors()) < len(self._brokers.nodes):
             reasons += f"; the last request failed: {self.last_error}"
         return reasons
 
@@ -493,7 +495,7 @@ class Metadata:
         if not self._may_rebootstrap():
             return
         since, trigger = self._failing_since, self._config.metadata_recovery_rebootstrap_trigger
-        if self._brokers.is_unreachable:
+        if self._brokers.reachability.is_unreachable:
             self._rebootstrap("no known broker is reachable")
         elif since is not None and now - since >= trigger:
             self._rebootstrap(f"no broker has answered for {now - since:.3g} s")

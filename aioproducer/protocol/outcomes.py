@@ -351,25 +351,9 @@ def _coordinators() -> dict[Key, tuple[Rule, ...]]:
     }
 
 
-def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
-    """Return the rules for OffsetFetch, TxnOffsetCommit, EndTxn and DescribeProducers.
-
-    For EndTxn, the outcome is the commit's: NOT_PERSISTED means not committed.
-    """
-    fetch, commit, end = ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN
-    # Another producer initialized our transactional id, or (v1) the transaction timed out. The transaction is committed
-    # only if an earlier attempt, whose response was lost, has committed it.
-    fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
-    wrong_state = (
-        # With v2, a repeated commit or abort succeeds, so this code means that the transaction timed out.
-        _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
-        _rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED),
-        _rule(_A.REINIT, _NO, _C.COMMIT),
-        # For an abort with v1, the broker checks the epoch before the state, so the epoch is valid and no transaction
-        # is open.
-        _rule(_A.SUCCEED, _NO, _C.V1),
-        _rule(_A.REINIT, _NO),
-    )
+def _offsets_and_writers() -> dict[Key, tuple[Rule, ...]]:
+    """Return the rules for OffsetFetch, TxnOffsetCommit and DescribeProducers."""
+    fetch, commit = ApiKey.OFFSET_FETCH, ApiKey.TXN_OFFSET_COMMIT
     return {
         **_coded(
             ApiKey.DESCRIBE_PRODUCERS,
@@ -394,6 +378,26 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
         ),
         (commit, Code.INVALID_PRODUCER_EPOCH): (_rule(_A.ABORT, _NO, _C.V2), _rule(_A.REINIT, _NO)),
         (commit, Code.PRODUCER_FENCED): (_rule(_A.REINIT, _NO),),
+    }
+
+
+def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
+    """Return the rules for EndTxn. The outcome is the commit's: NOT_PERSISTED means not committed."""
+    end = ApiKey.END_TXN
+    # Another producer initialized our transactional id, or (v1) the transaction timed out. The transaction is committed
+    # only if an earlier attempt, whose response was lost, has committed it.
+    fenced = (_rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED), _rule(_A.REINIT, _NO))
+    wrong_state = (
+        # With v2, a repeated commit or abort succeeds, so this code means that the transaction timed out.
+        _rule(_A.ABORT, _NO, _C.V2, _C.COMMIT),
+        _rule(_A.REINIT, _MAYBE, _C.COMMIT, _C.UNANSWERED),
+        _rule(_A.REINIT, _NO, _C.COMMIT),
+        # For an abort with v1, the broker checks the epoch before the state, so the epoch is valid and no transaction
+        # is open.
+        _rule(_A.SUCCEED, _NO, _C.V1),
+        _rule(_A.REINIT, _NO),
+    )
+    return {
         **_coded(end, _A.RETRY, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS),
         # The coordinator also returns this code if it appended the end of the transaction to its log but did
         # not replicate it in time (TransactionStateManager.appendTransactionToLog). The next coordinator may
@@ -481,6 +485,7 @@ TABLE: Mapping[Key, tuple[Rule, ...]] = MappingProxyType(
         **_metadata_and_connections(),
         **_telemetry(),
         **_coordinators(),
+        **_offsets_and_writers(),
         **_ends_of_transactions(),
         **_failures(),
         **_moments(),

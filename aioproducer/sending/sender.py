@@ -133,7 +133,7 @@ class Sender:
         if self._transaction.is_used:
             if self._transaction.has_to_join:
                 self._coordinator.add_partitions()
-            if (watch_again := self._coordinator.watch(now)) is not None:
+            if (watch_again := self._coordinator.expiry.watch(now)) is not None:
                 times.append(watch_again)
         elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
             # Ask for a producer id at the start, so that the first record does not wait for it, and again when the

@@ -228,7 +228,7 @@ class VitalSigns(RecordPath):
         if (why := self._transaction.why_stuck) is not None:
             return why
         if measured.metadata_age is None:
-            return f"no broker has answered yet: {self._brokers.reasons()}"
+            return f"no broker has answered yet: {self._brokers.reachability.reasons()}"
         if measured.oldest_unacked_seconds > max_unacked_seconds:
             return f"a record has waited for {measured.oldest_unacked_seconds:.0f} s for its acknowledgement"
         if not connected and (error := self._metadata.last_error) is not None:

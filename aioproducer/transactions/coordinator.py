@@ -39,6 +39,7 @@ from aioproducer.transactions.coordinator_messages import (
     worst_of_offsets,
     worst_of_partitions,
 )
+from aioproducer.transactions.expiry import Expiry
 from aioproducer.transactions.first_writer import FirstWriter
 from aioproducer.transactions.requests import CoordinatorRequests
 from aioproducer.transactions.running_calls import RunningCalls
@@ -51,8 +52,6 @@ from aioproducer.types import (
 )
 
 FEATURE = "transaction.version"
-LONGEST_OPEN = 0.8
-"""The share of transaction_timeout_ms that a transaction may stay open without a commit; the rest is for the abort."""
 
 
 class Coordinator:
@@ -80,6 +79,7 @@ class Coordinator:
         end."""
         self._calls = RunningCalls(core, transaction)
         self.call_watch = self._calls.watch
+        self.expiry = Expiry(core, transaction, self._calls, self._log, self._abort_expired)
         self._first_writer: FirstWriter | None = None
         """Set for a participant whose partitions must have no other writer before they join."""
         self._offset_calls = itertools.count()
@@ -300,35 +300,6 @@ class Coordinator:
         self._first_writer = first_writer
         self._adopt(ProducerIdentity(handle.producer_id, handle.epoch, True))
 
-    def watch(self, now: float) -> float | None:
-        """Abort an open transaction that is close to its time-out. Return the time of the next check, or None.
-
-        Otherwise, the brokers would abort it later, and with v1 also fence its producer; readers would wait until
-        then."""
-        transaction = self._transaction
-        if not transaction.may_have_started or transaction.has_expired:
-            return None
-        if transaction.began is None:
-            transaction.began = now
-        if transaction.state not in (TransactionState.IN_TRANSACTION, TransactionState.ABORT_REQUIRED):
-            return None
-        limit = self._config.transaction_timeout
-        due = transaction.began + LONGEST_OPEN * limit
-        if now < due:
-            return due
-        if self._calls.is_closing:
-            return None
-        transaction.has_expired = True
-        cause = KafkaError(
-            f"it was open for {now - transaction.began:.1f} s, more than {LONGEST_OPEN:.0%} of "
-            f"transaction_timeout_ms={limit * 1000:g}; commit sooner, or raise transaction_timeout_ms"
-        )
-        self._log.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
-        transaction.must_abort(abortable(transaction, cause))
-        self._wake.set()  # the sender fails the records that were not sent
-        self._calls.start("expiry", self._expire())
-        return None
-
     async def ended(self) -> None:
         """Wait for the running calls and ignore their results."""
         await self._calls.ended()
@@ -514,7 +485,7 @@ class Coordinator:
         elif transaction.state is not TransactionState.REINIT_REQUIRED:
             transaction.move(TransactionState.READY)
 
-    async def _expire(self) -> None:
+    async def _abort_expired(self) -> None:
         """Abort the transaction at the coordinator. For the user, it stays open until abort_transaction() is called."""
         transaction = self._transaction
         await self._settled()

@@ -182,7 +182,7 @@ async def test_a_client_without_file_descriptors_says_so_and_goes_on_when_it_has
                 say("none left")
                 await hear()
                 delivery = await producer.send("t", b"1")
-                while "Too many open files" not in producer._brokers.reasons():
+                while "Too many open files" not in producer._brokers.reachability.reasons():
                     await asyncio.sleep(0.001)
                 say("refused")
                 await hear()

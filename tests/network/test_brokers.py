@@ -605,7 +605,7 @@ async def test_when_no_broker_is_reachable_each_is_named():
         for port in ports:
             assert f"{HOST}:{port}" in str(caught.value)
         assert caught.value.written is False
-        assert not net.brokers.is_hopeless
+        assert not net.brokers.reachability.is_hopeless
 
 
 @in_virtual_time
@@ -614,9 +614,9 @@ async def test_brokers_count_as_unreachable_only_after_failing_for_a_while():
     async with Net(f"{HOST}:{dead_port()}", **back_off) as net:
         with pytest.raises(BrokerConnectionError):
             await net.brokers.request_any(QUESTION, LONG)
-        assert not net.brokers.is_unreachable
+        assert not net.brokers.reachability.is_unreachable
 
-        while not net.brokers.is_unreachable:
+        while not net.brokers.reachability.is_unreachable:
             with pytest.raises(BrokerConnectionError):
                 await net.brokers.request_any(QUESTION, LONG)
         assert net.brokers.lost >= 3
@@ -650,12 +650,12 @@ async def test_an_attempt_to_connect_reports_the_step_it_waits_for():
             ({"connector": lambda host, port: asyncio.Event().wait()}, "the name is being resolved"),
         ]:
             async with Net(broker.address, **settings) as net:
-                assert net.brokers.reasons() == f"{broker.address}: not connected yet"
-                assert net.brokers.errors() == {}
+                assert net.brokers.reachability.reasons() == f"{broker.address}: not connected yet"
+                assert net.brokers.reachability.errors() == {}
                 net.brokers.ready(-1)
-                await until(lambda net=net, told=told: told in net.brokers.reasons())
+                await until(lambda net=net, told=told: told in net.brokers.reachability.reasons())
 
-                (error,) = net.brokers.errors().values()
+                (error,) = net.brokers.reachability.errors().values()
                 assert told in error.message
                 with pytest.raises(RequestTimedOutError, match=told):
                     await net.brokers.request_node(-1, QUESTION, 5 * MS)
@@ -704,7 +704,7 @@ async def test_peers_that_are_not_kafka_brokers_are_hopeless():
     async with ScriptedBroker(serve) as broker, Net(broker.address) as net:
         with pytest.raises(BrokerConnectionError, match="HTTP"):
             await net.brokers.request_any(QUESTION, LONG)
-        assert net.brokers.is_hopeless
+        assert net.brokers.reachability.is_hopeless
 
 
 # The end

@@ -1,10 +1,9 @@
-"""The remote half of a transaction: its abort near the time-out, answers about partitions, and its end."""
+"""The remote half of a transaction: answers about partitions, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 
 import pytest
 
@@ -39,7 +38,7 @@ from aioproducer.protocol.messages import (
 from aioproducer.protocol.schema import Message
 from aioproducer.records._record_path import Gate
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity
-from aioproducer.transactions.coordinator import LONGEST_OPEN, Coordinator
+from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.state import Transaction, TransactionState
 from tests.conftest import in_virtual_time
 from tests.support.accumulator_bench import Bench, turns
@@ -162,132 +161,6 @@ class Begun:
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def version(request):
     return request.param
-
-
-# ------------------------------------------------------------------------------------------------- the time-out
-
-
-async def test_a_transaction_is_aborted_when_most_of_its_time_out_has_passed_since_the_first_request(version):
-    begun = Begun(version)
-    coordinator, transaction = begun.coordinator, begun.transaction
-    assert coordinator.watch(100.0) is None, "the coordinator does not know it yet"
-    await begun.send_offsets()
-    begun.cluster.asked.clear()
-
-    assert coordinator.watch(200.0) == 200.0 + LONGEST_OPEN * 10
-    assert coordinator.watch(207.9) == 200.0 + LONGEST_OPEN * 10
-    assert transaction.state is TransactionState.IN_TRANSACTION
-
-    assert coordinator.watch(208.1) is None
-    assert transaction.state is TransactionState.ABORT_REQUIRED
-    assert "it was open for 8.1 s" in str(transaction.error)
-    assert "transaction_timeout_ms=10000" in str(transaction.error)
-    await coordinator.ended()
-    assert begun.cluster.asked == [ApiKey.END_TXN]
-    assert coordinator.watch(300.0) is None, "it is aborted once"
-    await coordinator.ended()
-    assert begun.cluster.asked == [ApiKey.END_TXN]
-
-
-@pytest.mark.parametrize("step", ["commit", "close"])
-async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_time_out(step):
-    begun = Begun()
-    await begun.send_offsets()
-    begun.coordinator.watch(200.0)
-    begun.cluster.asked.clear()
-    if step == "commit":
-        begun.transaction.move(TransactionState.COMMITTING)
-    else:
-        await begun.coordinator.close()
-
-    assert begun.coordinator.watch(300.0) is None
-
-    await begun.coordinator.ended()
-    assert begun.cluster.asked == []
-    assert begun.transaction.error is None
-
-
-async def test_an_expired_transaction_is_aborted_once_however_often_it_is_watched():
-    begun = Begun()
-    await begun.send_offsets()
-    begun.coordinator.watch(200.0)
-    begun.cluster.asked.clear()
-
-    for now in (208.1, 208.2, 208.3):
-        assert begun.coordinator.watch(now) is None
-
-    await begun.coordinator.ended()
-    assert begun.cluster.asked == [ApiKey.END_TXN]
-
-
-async def test_a_failed_transaction_whose_user_does_not_abort_it_is_aborted_for_its_time():
-    begun = Begun()
-    await begun.send_offsets()
-    begun.coordinator.watch(200.0)
-    begun.transaction.must_abort(TransactionAbortableError("a record failed"))
-    begun.cluster.asked.clear()
-
-    assert begun.coordinator.watch(207.9) == 200.0 + LONGEST_OPEN * 10
-    begun.coordinator.watch(208.1)
-
-    await begun.coordinator.ended()
-    assert begun.cluster.asked == [ApiKey.END_TXN]
-    assert "a record failed" in str(begun.transaction.error)
-
-
-async def test_an_abort_for_the_time_out_is_logged_once_with_its_reason(caplog):
-    begun = Begun()
-    await begun.send_offsets()
-    begun.coordinator.watch(200.0)
-
-    with caplog.at_level(logging.WARNING):
-        for now in (208.1, 208.2, 208.3):
-            begun.coordinator.watch(now)
-
-    [message] = caplog.messages
-    assert "the transaction of 'tx' is aborted: it was open for 8.1 s" in message
-    await begun.coordinator.ended()
-
-
-async def test_an_abort_joins_the_abort_for_the_time_out_and_sends_no_second_request(version):
-    begun = Begun(version)
-    await begun.send_offsets()
-    begun.coordinator.watch(200.0)
-    begun.cluster.asked.clear()
-    begun.cluster.may_answer.clear()
-    begun.coordinator.watch(208.1)
-    await turns()
-    assert begun.cluster.asked == [ApiKey.END_TXN]
-
-    aborting = asyncio.ensure_future(begun.coordinator.abort())
-    await turns()
-    begun.cluster.may_answer.set()
-    await aborting
-
-    assert begun.cluster.asked == [ApiKey.END_TXN]
-    assert begun.transaction.state is TransactionState.READY
-
-
-async def test_a_fence_replaces_an_abort_for_the_time_out_that_was_not_sent_yet(version):
-    begun = Begun(version)
-    await begun.send_offsets()
-    begun.coordinator.watch(200.0)
-    begun.cluster.may_answer.clear()
-    sending = asyncio.ensure_future(begun.send_offsets())
-    await turns()
-    begun.cluster.asked.clear()
-    begun.coordinator.watch(208.1)  # its abort waits for the answer about the offsets
-    await turns()
-
-    fencing = asyncio.ensure_future(begun.coordinator.fence())
-    await turns()
-    assert begun.cluster.asked == []
-    begun.cluster.may_answer.set()
-    await fencing
-
-    assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
-    assert begun.transaction.state is TransactionState.READY
-    await sending
 
 
 # ----------------------------------------------------------------------------------------------------- requests

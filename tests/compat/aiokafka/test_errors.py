@@ -48,11 +48,6 @@ def test_names_for_one_code_are_one_class():
         assert getattr(errors, name) is getattr(errors, theirs.__name__)
 
 
-def test_the_class_of_a_code_is_aiokafkas():
-    for code in range(-1, 200):
-        assert errors.for_code(code).__name__ == aiokafka.errors.for_code(code).__name__
-
-
 def test_an_error_of_the_users_own_tests_can_be_built():
     error = errors.NotEnoughReplicasError("boom")
 
