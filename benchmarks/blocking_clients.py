@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import services
+import transforming
 from clients import kafka_python, librdkafka
 from job import (
     LINES,
@@ -176,6 +177,7 @@ MEASURE: dict[tuple[str, str], Callable[[Job], Result]] = {
     ("confluent-kafka", "pipelined"): pipelined_callback,
     ("confluent-kafka", "memory"): memory_callback,
     ("confluent-kafka", "services"): services_callback,
+    ("confluent-kafka", "transform"): transforming.with_confluent,
     ("produce_batch", "pipelined"): pipelined_batches,
     ("kafka-python", "pipelined"): pipelined_kafka_python,
     ("kafka-python", "closed_loop"): closed_loop_kafka_python,

@@ -29,7 +29,7 @@ Result = dict[str, Any]
 class Job:
     """A measurement, in seconds and bytes: `warm_up` records are sent first, then `records` are measured."""
 
-    kind: str  # pipelined, services, columns, encoding, stream, closed_loop, memory, lag or idle
+    kind: str  # pipelined, services, transform, columns, encoding, stream, closed_loop, memory, lag or idle
     client: str
     value_size: int = 100
     records: int = 0
@@ -50,6 +50,7 @@ class Job:
     # Set when the job runs.
     bootstrap: str = ""
     topic: str = "t"
+    source: str = ""  # of a job of the kind transform: the topic that it reads
     values_file: str = ""
 
     def as_argument(self) -> str:

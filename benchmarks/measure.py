@@ -19,6 +19,7 @@ from typing import Any
 import blocking_clients
 import columns
 import services
+import transforming
 from clients import OPEN, Face
 from job import (
     FASTEST_LOOP,
@@ -231,10 +232,15 @@ WITH_FACE: dict[str, Callable[[Job, Face], Awaitable[Result]]] = {
     "memory": memory,
     "lag": lag,
 }
+TRANSFORM: dict[str, Callable[[Job], Awaitable[Result]]] = {
+    "aioproducer": transforming.with_aioproducer,
+    "aiokafka": transforming.with_aiokafka,
+}
 WITHOUT: dict[str, Callable[[Job], Awaitable[Result]]] = {
     "idle": idle,
     "encoding": columns.encoding,
     "stream": columns.stream,
+    "transform": lambda job: TRANSFORM[job.client](job),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import transforming
 from job import Job
 from programs import FRANZ_GO, JAVA
 from services import WORKS
@@ -301,6 +302,10 @@ def services(quick: bool) -> list[Cell]:
         for client in (OURS, AIOKAFKA, CALLBACK):
             job = replace(pipelined(client, 0.25 if quick else 0.5), kind="services", work=work)
             cells.append(Cell(SERVICES, work, client, job, 1 if quick else 5))
+    for client in (OURS, AIOKAFKA, CALLBACK):
+        count = 20_000 if quick else 60_000
+        job = Job("transform", client, records=count, warm_up=10_000, window=1000)
+        cells.append(Cell(SERVICES, transforming.COLUMN, client, job, 1 if quick else 5, target=REAL))
     return cells
 
 

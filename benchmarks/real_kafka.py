@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aioproducer.testing import ApacheKafka
@@ -63,6 +63,45 @@ class RealKafka:
         yield name
         assert self._admin is not None
         self._admin.delete_topics([name], request_timeout=TIME_OUT)[name].result(TIME_OUT)
+
+    def fill(self, topic: str, values: list[bytes]) -> None:
+        """Send these values to a topic."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 50})
+        for value in values:
+            producer.produce(topic, value)
+            producer.poll(0)
+        if left := producer.flush(TIME_OUT):
+            raise ReadBackError(f"{left:,} values were not stored")
+
+    def committed(self, job: Job) -> Counter[bytes | None]:
+        """Count how often each value of committed transactions is in the job's topic."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "none",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        found: Counter[bytes | None] = Counter()
+        ends = 0
+        try:
+            consumer.assign(
+                [TopicPartition(job.topic, number, OFFSET_BEGINNING) for number in range(job.partitions)]
+            )
+            while ends < job.partitions:
+                for message in consumer.consume(FETCHED, timeout=1):
+                    error = message.error()
+                    if error is None:
+                        found[message.value()] += 1
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        ends += 1
+                    else:
+                        raise ReadBackError(str(error))
+        finally:
+            consumer.close()
+        return found
 
     def check(self, job: Job, sent: int) -> None:
         """Raise ReadBackError unless the log contains exactly the records that were sent."""

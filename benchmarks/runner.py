@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import programs
+import transforming
 from aioproducer.testing import ApacheKafkaError
 from broker import AckBroker
 from figures import Figures
@@ -120,11 +122,27 @@ def run(cell: Cell, targets: Targets) -> Result:
 def run_on_real(cell: Cell, kafka: RealKafka) -> Result:
     with kafka.topic(cell.job.partitions) as topic:
         job = replace(cell.job, bootstrap=kafka.bootstrap, topic=topic)
+        if job.kind == "transform":
+            return transformed(job, kafka)
         result = measured(job)
         try:
             kafka.check(job, int(result["sent"]))
         except ReadBackError as error:
             raise MeasurementError(str(error)) from None
+    return result
+
+
+def transformed(job: Job, kafka: RealKafka) -> Result:
+    """Measure a job that reads a topic, and check that each record of it has one in the output."""
+    count = job.warm_up + job.records
+    values = transforming.inputs(job)
+    with kafka.topic(job.partitions) as source:
+        kafka.fill(source, [values[number % len(values)] for number in range(count)])
+        result = measured(replace(job, source=source))
+        transform = transforming.function()
+        expected = Counter(transform(values[number % len(values)]) for number in range(count))
+        if kafka.committed(job) != expected:
+            raise MeasurementError(f"the output does not have each of {count:,} records once")
     return result
 
 

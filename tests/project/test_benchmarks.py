@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -26,6 +27,7 @@ import real_kafka
 import runner
 import services
 import tls
+import transforming
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.messages import ApiVersionsRequest
 from aioproducer.testing.embedded.releases import release_named
@@ -263,6 +265,44 @@ async def test_metrics_are_read_while_aioproducer_is_measured(monkeypatch):
     assert services.librdkafka_metrics(replace(job, work=services.JSON)) == {}
 
 
+@pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
+@pytest.mark.apache
+def test_the_loop_of_every_client_writes_each_record_once():
+    with runner.Targets() as targets:
+        for client in IN_SERVICES:
+            job = Job("transform", client, records=4000, warm_up=2000, window=500, partitions=3)
+            result = runner.run(
+                Cell("services", transforming.COLUMN, client, job, 1, target=plan.REAL), targets
+            )
+
+            assert result["sent"] == 6000
+            assert result["cpu_us"] == pytest.approx(result["own_us"] + result["client_us"])
+            assert result["own_us"] > 0
+
+
+def test_a_loop_that_loses_a_record_is_not_measured(monkeypatch):
+    job = Job("transform", OURS, records=3, warm_up=1, topic="out")
+    written = [transforming.function()(value) for value in transforming.inputs(job)[:4]]
+
+    class Log:
+        def topic(self, partitions):
+            return contextlib.nullcontext("in")
+
+        def fill(self, topic, values):
+            assert (topic, len(values)) == ("in", 4)
+
+        def committed(self, job):
+            return Counter(written[: self.count])
+
+    log = Log()
+    monkeypatch.setattr(runner, "measured", lambda job: {"sent": 4, "source": job.source})
+    log.count = 4
+    assert runner.transformed(job, log) == {"sent": 4, "source": "in"}
+    log.count = 3
+    with pytest.raises(runner.MeasurementError, match="does not have each of 4 records once"):
+        runner.transformed(job, log)
+
+
 def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
@@ -433,6 +473,7 @@ def test_the_plan_compares_all_clients_in_every_case():
         assert clients["lag", codec] == {OURS, AIOKAFKA}
     for work in services.WORKS:
         assert clients["services", work] == {OURS, AIOKAFKA, CALLBACK}
+    assert clients["services", transforming.COLUMN] == {OURS, AIOKAFKA, CALLBACK}
     assert clients["wire", "1000 B, 1 connection"] == {OURS, BARE_STREAM}
     assert all(cell.job.loop == "uvloop" for cell in cells if "asyncio" not in cell.row)
 
