@@ -65,8 +65,8 @@ def run(cluster, topic):
 @pytest.fixture
 def frozen(cluster):
     """Freezes the broker: it accepts connections and data, but does not answer until `thaw`."""
-    yield lambda: cluster._call(lambda: cluster.cluster.freeze_broker(0))
-    cluster._call(lambda: cluster.cluster.thaw_broker(0))
+    yield lambda: cluster.call(lambda: cluster.cluster.freeze_broker(0))
+    cluster.call(lambda: cluster.cluster.thaw_broker(0))
 
 
 @pytest.mark.promise(
@@ -138,7 +138,7 @@ def test_ctrl_c_in_a_transaction_aborts_it(run, cluster, topic):
     )
 
     assert script.interrupt() < 5000 * MS
-    read = cluster._call(lambda: cluster.cluster.records(topic, committed=True))
+    read = cluster.call(lambda: cluster.cluster.records(topic, committed=True))
     assert [record.value for record in read] == [b"after"]
 
 

@@ -63,10 +63,10 @@ class Cluster(Docs):
     """An embedded cluster in another thread, which continues while this one is blocked."""
 
     def freeze(self):
-        self._call(lambda: self.cluster.freeze_broker(0))
+        self.call(lambda: self.cluster.freeze_broker(0))
 
     def thaw(self):
-        self._call(lambda: self.cluster.broker(0).is_frozen and self.cluster.thaw_broker(0))
+        self.call(lambda: self.cluster.broker(0).is_frozen and self.cluster.thaw_broker(0))
 
     @property
     def servers(self):
@@ -898,7 +898,7 @@ def transactional(make, topic):
 
 def committed(cluster, topic):
     """The values in the log that read_committed consumers see, in order."""
-    return [record.value for record in cluster._call(lambda: cluster.cluster.records(topic, committed=True))]
+    return [record.value for record in cluster.call(lambda: cluster.cluster.records(topic, committed=True))]
 
 
 def test_a_transaction_is_committed_at_the_end_of_its_block(transactional, cluster, topic):

@@ -98,6 +98,7 @@ def test_each_row_has_its_scenario():
 
 A_BUG = "a bug of aioproducer, reported with its traceback"
 TOO_LATE = "an event loop that stays blocked, which would outlive the test"
+OF_LOOPS = "a line of a TransformLoop: docs/transform.md, tests/transactions/test_transform_loop.py"
 UNLISTED = {
     "close() failed; the remaining records": A_BUG,
     "%s ended unexpectedly; the producer closes": A_BUG,
@@ -110,6 +111,10 @@ UNLISTED = {
     "the last metrics could not be pushed": A_BUG,
     "%r did not end within %g s": TOO_LATE,
     "%r could not be closed": TOO_LATE,
+    "a batch of a TransformLoop was aborted": OF_LOOPS,
+    "the commit of a TransformLoop's batch is repeated": OF_LOOPS,
+    "the abort of a TransformLoop's batch is repeated": OF_LOOPS,
+    "a TransformLoop waits for the committed offsets": OF_LOOPS,
 }
 """The log calls without a row, by the beginning of their text, and why."""
 ROOMS_WITHOUT_ROWS = {

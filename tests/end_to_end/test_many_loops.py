@@ -52,7 +52,7 @@ def test_producers_in_several_threads_do_not_disturb_each_other(docs, topic, run
     log = {
         (partition, record.offset): record.value
         for partition in range(3)
-        for record in docs._call(lambda partition=partition: docs.cluster.records(topic, partition))
+        for record in docs.call(lambda partition=partition: docs.cluster.records(topic, partition))
     }
     assert len(log) == THREADS * RECORDS
     for number, found in enumerate(places):

@@ -13,7 +13,7 @@ from tests.transactions.test_calls import transactional
 
 CALLS = {
     "offsets without a group": lambda producer: producer.send_offsets_to_transaction({("t", 0): 1}, None),
-    "offsets that are a list": lambda producer: producer.send_offsets_to_transaction([], "g"),
+    "offsets that are a str": lambda producer: producer.send_offsets_to_transaction("t", "g"),
     "partitions that are a str": lambda producer: producer.export_transaction("t"),
 }
 
