@@ -60,7 +60,7 @@ class FirstWriter:
         deadline = loop.time() + self._config.max_block
         waiting, failures = set(places), 0
         while waiting:
-            for group in await self._by_leader(waiting, deadline):
+            for group in self._by_leader(waiting):
                 waiting -= await self._answered(*group)
             if waiting:
                 left = deadline - loop.time()
@@ -73,12 +73,13 @@ class FirstWriter:
                 await asyncio.sleep(min(pause, left))
                 failures += 1
 
-    async def _by_leader(
-        self, places: Iterable[TopicPartition], deadline: float
-    ) -> Sequence[tuple[int, list[TopicPartition]]]:
+    def _by_leader(self, places: Iterable[TopicPartition]) -> Sequence[tuple[int, list[TopicPartition]]]:
+        """Return the partitions that have a leader, by leader.
+
+        This must not wait for metadata: such waits end when close() begins, which still sends the buffered records.
+        """
         found: dict[int, list[TopicPartition]] = {}
         for place in sorted(places):
-            await self._metadata.wait_for_topic(place.topic, deadline, place.partition)
             known = self._metadata.cluster.partition(place.topic, place.partition)
             if known is not None and known.leader != NO_NODE:
                 found.setdefault(known.leader, []).append(place)

@@ -80,7 +80,8 @@ class Stage:
             request_update=self._noting("request_update"),
         )
         coordinator = SimpleNamespace(
-            add_partitions=self._noting("add_partitions"), watch=lambda now: self.watch
+            add_partitions=self._noting("add_partitions"),
+            expiry=SimpleNamespace(watch=lambda now: self.watch),
         )
         self.sender = sender = Sender(
             bench.core,

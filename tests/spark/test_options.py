@@ -145,10 +145,13 @@ def test_a_missing_topic_is_reported_soon_and_a_known_one_is_counted(monkeypatch
         options = SinkOptions({"bootstrap.servers": cluster.servers})
         with options.producer() as producer:
             assert options.partitions_of(producer, "t") == 3
-            with pytest.raises(MissingTopicError, match=r"not known after 0\.3.*PARTITION; create the topic"):
+            with pytest.raises(MissingTopicError, match=r"the cluster reports .*PARTITION; create the topic"):
                 options.partitions_of(producer, "missing")
         patient = SinkOptions({"bootstrap.servers": cluster.servers, "max.block.ms": "600"})
-        with patient.producer() as producer, pytest.raises(MissingTopicError, match=r"not known after 0\.6"):
+        with (
+            patient.producer() as producer,
+            pytest.raises(MissingTopicError, match=r"after (0\.[6-9]|[1-9])"),
+        ):
             patient.partitions_of(producer, "missing")
 
 

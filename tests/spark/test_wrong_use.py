@@ -147,7 +147,7 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
         ({"kafka.transactional.id": "x"}, "set transactionalId and delivery=exactly_once instead"),
         ({"kafka.value.serializer": "x"}, "values are serialized with ByteArraySerializer"),
         ({"kafka.interceptor.classes": "x.Y"}, "interceptor.classes='x.Y' names Java classes"),
-        ({"kafka.queuing.strategy": "lifo"}, "queuing.strategy=lifo can't be used: records of a partition"),
+        ({"kafka.queuing.strategy": "lifo"}, "queuing.strategy=lifo can't be used: records for a partition"),
         ({"kafka.linger.ms": "soon"}, "linger.ms='soon' must be a number of milliseconds, 0 or more"),
         ({"kafka.compression.type": "lzma"}, "'lzma' is not one of none, gzip, snappy, lz4, zstd"),
         ({"bootstrap.servers": "a:1"}, "there is no option bootstrap.servers; did you mean kafka.bootstrap"),

@@ -66,9 +66,21 @@ async def test_participants_with_the_same_partitions_write_to_different_ones(ver
         assert len(cluster.requests_of(ASKED)) == 2
 
 
+async def test_a_record_that_waits_for_the_answer_is_sent_by_close(version):
+    async with transactional(version, topics={"other": 1}) as (cluster, owner):
+        handle = await begun(cluster, owner)
+        async with participant(cluster, handle) as one:
+            delivery = await one.send("t", b"1", partition=1)
+
+        assert (await delivery).offset == 0
+        await owner.commit_transaction()
+        assert committed(cluster, "t", 1) == [b"1"]
+
+
 async def test_the_partitions_of_other_writers_are_named(version):
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         handle = await begun(cluster, owner)
+        await owner.partitions_for("t")
         first_writer = FirstWriter(owner.config, owner._brokers, owner._metadata, owner._random, handle)
         assert await first_writer.check(PLACES) is None
         async with participant(cluster, handle, PLACES[:1]) as one:
