@@ -16,7 +16,15 @@ from aioproducer.protocol.error_codes import ErrorCode as Code
 from aioproducer.protocol.outcomes import Action, Condition, Failure, Moment, Row
 from aioproducer.types import Outcome
 from tests.protocol.test_outcomes import ELSE, ROWS, rows_by_code
-from tests.support.error_table import connections, coordinators, failures, moments, produce, telemetry
+from tests.support.error_table import (
+    connections,
+    coordinators,
+    failures,
+    moments,
+    other_writers,
+    produce,
+    telemetry,
+)
 from tests.support.error_table.stage import OTHER, Cell, cells, consulted
 
 pytestmark = pytest.mark.slow
@@ -146,6 +154,8 @@ def scenes(cell: Cell) -> dict[str, tuple[Scene, Row]]:
             found[name] = partial(connections.walk, cell.api, code), row
         elif cell.api in (telemetry.SUBSCRIBE, telemetry.PUSH):
             found[name] = partial(telemetry.walk, cell.api, code), row
+        elif cell.api is other_writers.ASK:
+            found[name] = partial(_one, partial(other_writers.walk, code)), row
         else:
             for case in coordinators.cases(cell):
                 found[f"{name} {case}"] = partial(_one, partial(coordinators.walk, cell, code, case)), row
