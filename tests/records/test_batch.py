@@ -388,7 +388,7 @@ def test_empty_builder_can_not_be_sent():
 def test_builder_can_be_sent_once():
     built = builder()
     built.append(key=None, value=b"v", timestamp=1)
-    built.take().enter(PartitionQueue("orders", 0), (0, 0), 0.0, 1.0, lambda batch: None)
+    built.take().enter(PartitionQueue("orders", 0), (0, 0), 0.0, 1.0)
 
     with pytest.raises(IllegalStateError, match="sent before"):
         built.take()
