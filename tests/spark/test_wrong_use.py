@@ -105,7 +105,7 @@ def wrong(df, cluster, **options):
         ),
         (
             ["'x' AS value", "7 AS partition"],
-            {"topic": "t", "kafka__max_block_ms": "100"},
+            {"topic": "t", "kafka__max_block_ms": "3000"},  # a busy machine needs time to connect
             "topic t has 3 partitions; partition 7 does not exist",
         ),
         (
