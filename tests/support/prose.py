@@ -47,6 +47,7 @@ PARTS = [
     "docs",
     "examples",
     "benchmarks",
+    "tests/campaigns",
     "README.md",
     "DESIGN.md",
     "SECURITY.md",

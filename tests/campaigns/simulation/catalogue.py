@@ -1,8 +1,8 @@
-"""The fault catalogue: what can befall a producer, by id, and where each is played.
+"""The fault catalogue: the faults that a producer can meet, by id, and the test of each.
 
-Most are scenarios of the simulation (`@scenario("C12", ...)`). The others need what a simulation does not have - real
-sockets, hand-made bytes, processes, a real Kafka, two event loops - and stand here with the test that plays them; or
-without one, with what is missing."""
+Most are scenarios of the simulation (`@scenario("C12", ...)`). The others need something that a simulation lacks -
+real sockets, hand-made bytes, processes, a real Kafka, two event loops - and are listed here with the test that plays
+them, or with a description of the missing test."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "S15": ("sending/test_producer_id", "test_transient_errors_are_retried_with_a_growing_back_off"),
     "S17": ("test_config", "test_more_than_five_in_flight_contradict_idempotence"),
     "S18": ("test_config", "test_explicit_idempotence_contradicts_weaker_acks"),
-    # copied exactly once while brokers and clients are bounced; how much, is a matter of time
+    # copied exactly once while brokers and clients are restarted; the number of records depends on time
     "T29": ("campaigns/test_chaos", "test_every_promise_is_kept_while_brokers_and_network_fail"),
     # the client's process is killed
     "T32": (
@@ -195,7 +195,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "Z13": ("end_to_end/test_process_faults", "test_many_producers_one_after_the_other_leave_nothing"),
     "P13": ("protocol/test_outcomes", "test_unknown_code_fails_with_an_unknown_outcome"),
 }
-"""(module, test) for what the simulation can't play."""
+"""(module, test) for the faults that the simulation can't play."""
 
 MISSING: dict[str, str] = {}
-"""What nobody plays yet, and what it would take."""
+"""Faults that no test plays yet, and what a test would need."""
