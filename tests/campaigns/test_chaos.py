@@ -287,7 +287,7 @@ LIES: dict[Callable[[MadeUp], None], str] = {
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 def test_the_oracle_of_chaos_accepts_a_correct_run():
     assert made_up().verdict() == []
@@ -295,7 +295,7 @@ def test_the_oracle_of_chaos_accepts_a_correct_run():
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_the_oracle_of_chaos_reports(lie):
@@ -308,7 +308,7 @@ def test_the_oracle_of_chaos_reports(lie):
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 def test_each_rule_of_chaos_has_a_lie_that_it_reports():
     assert set(LIES.values()) == {rule.__name__ for rule in (*RULES, *WEAKER_RULES)}
@@ -361,7 +361,7 @@ def test_records_of_a_deleted_topic_may_be_lost_and_later_ones_may_not():
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 def test_a_seed_is_one_plan_with_each_fault_once():
     for kind in KINDS:
@@ -381,7 +381,7 @@ def test_the_short_schedules_contain_most_faults():
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again():
     which = plan(V2, 7, ("frozen",))

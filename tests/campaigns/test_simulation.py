@@ -35,10 +35,12 @@ SEEDS = 12
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.promise("Simulation and fuzzing", "under any schedule of faults, what a sender is told is true")
+@pytest.mark.promise(
+    "Simulation and fuzzing", "under any schedule of faults, every result that a sender gets is true"
+)
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "no request of an old epoch is under way for a partition that gets a batch of the next one (invariant 4)",
+    "no request of an old epoch is in flight for a partition that gets a batch of the next one (invariant 4)",
 )
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,14 +68,16 @@ def test_every_promise_is_kept_under_one_kind_of_fault(name):
     assert fired, "this kind of fault never struck"
 
 
-@pytest.mark.promise("Simulation and fuzzing", "under any schedule of faults, what a sender is told is true")
+@pytest.mark.promise(
+    "Simulation and fuzzing", "under any schedule of faults, every result that a sender gets is true"
+)
 @pytest.mark.promise(
     "Simulation and fuzzing",
     "random schedules find each planted bug, or it is listed with the reason and the test that finds it",
 )
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "no request of an old epoch is under way for a partition that gets a batch of the next one (invariant 4)",
+    "no request of an old epoch is in flight for a partition that gets a batch of the next one (invariant 4)",
 )
 @pytest.mark.promise(
     "Simulation and fuzzing",

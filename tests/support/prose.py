@@ -48,6 +48,7 @@ PARTS = [
     "examples",
     "benchmarks",
     "tests/campaigns",
+    "tests/end_to_end",
     "README.md",
     "DESIGN.md",
     "SECURITY.md",

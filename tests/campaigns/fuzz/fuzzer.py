@@ -41,7 +41,7 @@ frame was rejected: objects of a request, or of the view that is built from an a
 
 
 class FrameHangs(BaseException):
-    """A BaseException, so that no decoder takes it for an error of its own."""
+    """A BaseException, so that no decoder handles it as a decoding error."""
 
 
 @dataclass

@@ -139,7 +139,7 @@ def lost() -> Iterator[None]:
         yield
 
 
-@_bug("an acknowledgement is not heard", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
+@_bug("an acknowledgement is ignored", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
 def unheard() -> Iterator[None]:
     """Every 7th acknowledged batch is treated as unanswered until its time is over."""
     complete = ProduceResults.complete

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 SETTINGS: dict[str, Any] = {
     "linger_ms": 0,
-    "batch_size": 1,  # each record has a batch of its own
+    "batch_size": 1,  # each record has its own batch
     "request_timeout_ms": 1000,
     "delivery_timeout_ms": 20_000,
     "max_block_ms": 5000,
