@@ -100,7 +100,7 @@ def test_a_finding_names_the_command_that_plays_it_again(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_id_that_is_not_simulated_is_refused(monkeypatch, capsys):
+def test_an_id_that_is_not_simulated_is_rejected(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["play_catalogue", "--only", "X1"])
 
     with pytest.raises(SystemExit):

@@ -245,7 +245,9 @@ async def test_a_built_batch_takes_the_memory_of_its_records_and_no_more():
         assert len(cluster.records("t")) == built.record_count()
 
 
-async def test_batches_given_up_while_they_wait_for_the_compressing_thread_are_not_logged(caplog):
+async def test_batches_given_up_while_they_wait_for_the_compressing_thread_cause_no_compression_warning(
+    caplog,
+):
     async with producing(compression_type="gzip", compression_level=9) as (_, producer):
         for _ in range(20):
             await producer.send("t", b"0123456789" * 10_000)

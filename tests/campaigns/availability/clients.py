@@ -104,7 +104,7 @@ async def confluent(
     from confluent_kafka import Producer
 
     settings: dict[str, Any] = {"enable.idempotence": True} if "same" in extras else {}
-    # Its requests are bounded by both: the time of the broker, and that of the network.
+    # Both settings limit its requests: the broker's time and the network's.
     settings |= request_timeout(extras, "request.timeout.ms") | request_timeout(extras, "socket.timeout.ms")
     producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
     report = Reporter()

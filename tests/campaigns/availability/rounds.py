@@ -1,4 +1,4 @@
-"""The faults, and the reading of what the clients print meanwhile."""
+"""The faults, and the output of the clients during them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Copier(TransactionalUser):
                     is_placed = False
                     await self._recover()
                 except KafkaException:
-                    await asyncio.sleep(100 * MS)  # the consumer's brokers are away
+                    await asyncio.sleep(100 * MS)  # no broker is reachable for the consumer
         finally:
             await asyncio.to_thread(consumer.close)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.campaigns.chaos.world import World
 
 TRAP_TIMEOUT = 10_000 * MS
-"""Seconds that a trap waits for its request; a producer that is waiting may send none."""
+"""Seconds that a trap waits for its request; a producer that waits for something else may not send it."""
 CUTS = 3
 """Connections that one fault cuts, one after the other."""
 

@@ -45,8 +45,8 @@ def _must_be_complete(world: World, client_id: str) -> bool:
 
 
 def _pushed(world: World, client_id: str) -> float:
-    """Return the number of acknowledged records that the cluster knows of. A push whose answer is lost is repeated
-    but not counted twice, so deltas say nothing in a disturbed run."""
+    """Return the number of acknowledged records that the cluster knows of. A push whose answer was lost may be
+    repeated, so sums of deltas say nothing in a disturbed run."""
     if world.cluster.telemetry.is_delta:
         if world.plan.is_disturbed:
             return 0.0

@@ -2,8 +2,8 @@
 block.
 
 They are bugs that other clients had: numbers reused for other bytes, false acknowledgements, commits reported without
-an answer, and outcomes reported as known that were not. `unseen.py` lists the bugs that random schedules do not find,
-with the reason and the test that finds each."""
+an answer, and unknown outcomes reported as known. `unseen.py` lists the bugs that random schedules do not find, with
+the reason and the test that finds each."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ async def _main(
 
 
 async def _work(world: World, producer: Producer) -> None:
-    """Let the users work until they finish or the producer is closed under them."""
+    """Let the users work until they finish, or until the producer is closed while they work."""
     plan = world.plan
     world.schedule_faults()
     workload = Workload(world, producer)

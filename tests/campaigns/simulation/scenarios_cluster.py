@@ -325,7 +325,7 @@ async def batches_in_flight_expire_and_the_next_ones_arrive(stage: Stage) -> Non
 
 
 @scenario("S9", request_timeout_ms=300, delivery_timeout_ms=400)
-async def the_bytes_of_an_expired_batch_stay_what_they_were(stage: Stage) -> None:
+async def the_bytes_of_an_expired_batch_do_not_change(stage: Stage) -> None:
     await stage.warm_up()
     stage.cluster.freeze_broker(0)
     records = await stage.send(4, size=50_000)

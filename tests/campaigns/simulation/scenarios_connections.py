@@ -93,7 +93,7 @@ async def unanswered_connection_attempts_end_with_their_time_out(stage: Stage) -
 
 
 @scenario("C9", "M18", delivery_timeout_ms=60_000)
-async def a_broker_that_refuses_is_asked_more_and_more_slowly(stage: Stage) -> None:
+async def a_broker_that_refuses_connections_is_tried_less_and_less_often(stage: Stage) -> None:
     await stage.warm_up()
     before = stage.failed_connects
     stage.stop(0)
@@ -182,7 +182,7 @@ async def an_answer_comes_a_byte_at_a_time(stage: Stage) -> None:
 
 
 @scenario("C18", max_request_size=1_048_576, buffer_memory=2_000_000)
-async def a_broker_reads_nothing_and_the_buffer_keeps_its_bound(stage: Stage) -> None:
+async def a_broker_reads_nothing_and_the_buffer_stays_within_its_limit(stage: Stage) -> None:
     await stage.warm_up()
     stage.cluster.freeze_broker(0)
     records = await stage.send(18, size=100_000)
@@ -285,7 +285,7 @@ async def without_acknowledgements_an_error_shows_as_a_closed_connection(stage: 
 
 
 @scenario("P22", kind=ACKS_0, versions="azure-event-hubs")
-async def without_acknowledgements_the_broker_answers_all_the_same(stage: Stage) -> None:
+async def without_acknowledgements_the_broker_answers_anyway(stage: Stage) -> None:
     for _ in range(5):
         await stage.send(3)
         await asyncio.sleep(0.5)

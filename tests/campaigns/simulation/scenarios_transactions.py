@@ -294,7 +294,7 @@ async def an_empty_transaction_costs_nothing(stage: Stage) -> None:
 
 
 @both("T19", max_block_ms=10_000)
-async def the_level_of_transactions_changes_while_the_producer_lives(stage: Stage) -> None:
+async def the_level_of_transactions_changes_while_the_producer_runs(stage: Stage) -> None:
     await stage.transact()
     for level in (1, 2, 1, 2):
         await stage.begin()

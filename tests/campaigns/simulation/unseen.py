@@ -49,7 +49,7 @@ UNSEEN: dict[str, Unseen] = {
         "test_the_expected_row_is_in_the_table_and_is_observed",
     ),
     "with v1 a transaction counts as begun only after the answer to AddPartitionsToTxn": Unseen(
-        "the abort is left out, and the next transaction has the same epoch: its end ends both",
+        "the abort is left out, and the next transaction has the same epoch, so its end ends both",
         "campaigns/test_fault_catalogue",
         "test_a_scenario_ends_as_it_should_and_every_promise_is_kept",
     ),
