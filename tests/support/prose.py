@@ -47,6 +47,8 @@ PARTS = [
     "docs",
     "examples",
     "benchmarks",
+    "tests/campaigns",
+    "tests/end_to_end",
     "README.md",
     "DESIGN.md",
     "SECURITY.md",
