@@ -44,6 +44,8 @@ PARTS = [
         "spark", "testing", "transactions",
     )),
     "aioproducer",
+    *(f"tests/{room}" for room in ("blocking", "cli", "compat", "concurrency")),
+    "tests",
     "docs",
     "examples",
     "benchmarks",
@@ -52,7 +54,7 @@ PARTS = [
     "SECURITY.md",
     "CHANGELOG.md",
 ]  # fmt: skip
-"""Parts of the project, each of which is counted by itself; `aioproducer` is what lies at its top."""
+"""Parts of the project, each counted by itself; `aioproducer` and `tests` mean only the files directly in them."""
 
 
 class Prose(NamedTuple):
@@ -139,7 +141,7 @@ def files_of(part: str) -> list[Path]:
     path = ROOT / part
     if path.is_file():
         return [path]
-    files = path.glob("*") if part == "aioproducer" else path.rglob("*")
+    files = path.glob("*") if part in ("aioproducer", "tests") else path.rglob("*")
     return sorted(file for file in files if file.suffix in READERS and ".venv" not in file.parts)
 
 
