@@ -60,7 +60,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "M19": ("end_to_end/test_apache_faults", "test_killed_controller_costs_no_record"),
     "M20": (
         "network/test_metadata",
-        "test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_again",
+        "test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_used_again",
     ),
     "M21": ("network/test_metadata", "test_another_cluster_at_the_same_address_is_reported"),
     "M22": (
