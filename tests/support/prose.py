@@ -44,7 +44,7 @@ PARTS = [
         "spark", "testing", "transactions",
     )),
     "aioproducer",
-    *(f"tests/{room}" for room in ("blocking", "cli", "compat", "concurrency")),
+    *(f"tests/{room}" for room in ("blocking", "cli", "compat", "concurrency", "network", "observe")),
     "tests",
     "docs",
     "examples",
