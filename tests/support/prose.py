@@ -21,6 +21,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 2.0
 """Per 10,000 words, as in websockets and psycopg. One hit in a part is always allowed."""
+SAMPLES = "test_prose.py"
+"""The test file with samples of each phrase, which do not count."""
 FEWEST_WORDS = 4
 """A string literal with fewer words is a name or a value, not prose."""
 
@@ -44,7 +46,7 @@ PARTS = [
         "spark", "testing", "transactions",
     )),
     "aioproducer",
-    *(f"tests/{room}" for room in ("blocking", "cli", "compat", "concurrency", "network", "observe")),
+    *(f"tests/{room}" for room in ("blocking", "cli", "compat", "concurrency", "network", "observe", "project")),
     "tests",
     "docs",
     "examples",
@@ -142,7 +144,11 @@ def files_of(part: str) -> list[Path]:
     if path.is_file():
         return [path]
     files = path.glob("*") if part in ("aioproducer", "tests") else path.rglob("*")
-    return sorted(file for file in files if file.suffix in READERS and ".venv" not in file.parts)
+    return sorted(
+        file
+        for file in files
+        if file.suffix in READERS and ".venv" not in file.parts and file.name != SAMPLES
+    )
 
 
 def count(part: str) -> Count:
