@@ -537,7 +537,7 @@ class Moves:
         ({"value": b"v" * 2_000_000}, RecordTooLargeError),
     ],
 )
-async def test_what_an_interceptor_can_not_do_with_a_batch_fails_it_with_nothing_sent(changes, error):
+async def test_what_an_interceptor_cannot_do_with_a_batch_fails_it_with_nothing_sent(changes, error):
     keeps = Keeps()
     async with producing(interceptors=[keeps, Moves(**changes)]) as (cluster, producer):
         batch = producer.create_batch()

@@ -495,7 +495,7 @@ async def test_cancelling_send_and_wait_leaves_the_record_in_its_batch(path, acc
     accumulator.tail.succeed(0, -1, -1)
 
 
-async def test_send_takes_the_slow_path_for_what_it_can_not_do_at_once(path, accumulator):
+async def test_send_takes_the_slow_path_for_what_it_cannot_do_at_once(path, accumulator):
     for refused in (
         {"topic": "unknown"},
         {"topic": "orders", "partition": 1},

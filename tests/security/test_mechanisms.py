@@ -397,7 +397,7 @@ async def test_a_broker_that_wants_a_certificate_ends_start_with_the_setting():
     assert "the broker requires a client certificate: set ssl_keystore_location" in str(error)
 
 
-async def test_certificates_that_can_not_be_read_end_start_with_the_setting(tmp_path):
+async def test_certificates_that_cannot_be_read_end_start_with_the_setting(tmp_path):
     error = await refusal(
         "127.0.0.1:1", security_protocol="SSL", ssl_truststore_location=str(tmp_path / "gone.pem")
     )

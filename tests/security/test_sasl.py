@@ -92,7 +92,7 @@ def test_plain_refuses_a_challenge():
     [("", "x"), ("x", ""), ("a\0b", "x"), ("a", "x\0y"), ("\ud800", "x"), ("a", "x\udfff")],
 )
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-def test_names_and_passwords_that_can_not_be_sent_are_refused_and_not_shown(mechanism, username, password):
+def test_names_and_passwords_that_cannot_be_sent_are_refused_and_not_shown(mechanism, username, password):
     make = {"PLAIN": Plain, "SCRAM-SHA-256": lambda *both: scram(username=both[0], password=both[1])}
     with pytest.raises(AuthenticationError, match=mechanism) as caught:
         make[mechanism](username, Secret(password))

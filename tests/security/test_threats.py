@@ -390,7 +390,7 @@ async def test_threat_15_hostile_ids_and_addresses_are_left_out(node_id, host, p
         assert [node[:3] for node in net.brokers.nodes] == [(0, HOST, broker.port)]
 
 
-async def test_threat_16_a_broker_can_not_send_us_round_in_circles():
+async def test_threat_16_a_broker_cannot_send_us_round_in_circles():
     asked = []
 
     async def serve(peer: Peer) -> None:

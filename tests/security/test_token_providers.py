@@ -133,7 +133,7 @@ async def test_the_certificates_to_trust_are_a_file_or_text(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "no certificates"])
-async def test_certificates_to_trust_that_can_not_be_read_are_an_error(content, tmp_path):
+async def test_certificates_to_trust_that_cannot_be_read_are_an_error(content, tmp_path):
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content)

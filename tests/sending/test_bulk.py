@@ -364,7 +364,7 @@ def all_records(cluster, topic, partitions):
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
 @in_virtual_time
-async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
+async def test_rows_that_cannot_be_sent_keep_no_other_from_being_sent():
     async with producing(topics={"t": 2}, max_request_size=10_000, max_block_ms=50_000 * MS) as (
         cluster,
         producer,
@@ -398,7 +398,7 @@ async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
 
 
 @in_virtual_time
-async def test_arrow_rows_that_can_not_be_sent():
+async def test_arrow_rows_that_cannot_be_sent():
     table = pa.table(
         {
             "value": ["0", "1", "2", "3"],

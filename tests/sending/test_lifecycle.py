@@ -115,7 +115,7 @@ async def test_of_two_starts_at_once_one_is_refused():
         await assert_nothing_left(producer, cluster)
 
 
-async def test_a_closed_producer_can_not_be_started_again():
+async def test_a_closed_producer_cannot_be_started_again():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster)
         async with producer:

@@ -232,7 +232,7 @@ def test_strimzis_handler_also_reads_the_environment_but_the_line_comes_first(mo
         ),
     ],
 )
-def test_an_option_of_strimzi_that_can_not_be_used_is_named_without_its_value(option, advice):
+def test_an_option_of_strimzi_that_cannot_be_used_is_named_without_its_value(option, advice):
     with pytest.raises(ConfigError) as caught:
         loaded(java(STRIMZI, jaas(**STRIMZI_LINE, **{option: CANARY})))
 

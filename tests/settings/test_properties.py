@@ -205,7 +205,7 @@ def test_utf_8_and_latin_1_are_both_read(encoding, tmp_path):
     ],
     ids=["missing", "directory", "pipe", "binary", "program", "picture", "huge", "loop", "escape"],
 )
-def test_a_file_that_can_not_be_read_is_named_with_the_reason(make, problem, tmp_path):
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(make, problem, tmp_path):
     path = tmp_path / "client.properties"
     make(path)
 

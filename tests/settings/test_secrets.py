@@ -77,7 +77,7 @@ def test_a_secret_that_a_pickle_has_lost_is_refused_with_that_reason(make):
         ),
     ],
 )
-def test_a_secret_that_can_not_be_used_is_refused_with_the_reason(value, problem):
+def test_a_secret_that_cannot_be_used_is_refused_with_the_reason(value, problem):
     with pytest.raises(ConfigError) as caught:
         Producer(security_protocol="SASL_SSL", sasl_plain_username="svc", sasl_plain_password=value)
 

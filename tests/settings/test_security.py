@@ -193,7 +193,7 @@ def test_a_jaas_line_with_client_credentials():
         ({"sasl_jaas_config": jaas("PlainLoginModule", username="a")}, "sasl_plain_password is missing"),
     ],
 )
-def test_a_jaas_line_that_can_not_be_used(settings, problem):
+def test_a_jaas_line_that_cannot_be_used(settings, problem):
     with pytest.raises(ConfigError) as raised:
         sasl(settings.pop("sasl_mechanism", None), **settings)
 

@@ -65,7 +65,7 @@ def test_an_alias_gives_its_value_unless_both_are_given_and_differ():
         unsettled(max_batch_size=1000, batch_size=2000).take_over("max_batch_size", "batch_size")
 
 
-def test_a_setting_with_a_mistake_is_given_and_can_not_be_read():
+def test_a_setting_with_a_mistake_is_given_and_cannot_be_read():
     mistake = Mistake("linger_ms", ConfigError("wrong", setting="linger_ms", value=None))
     found = UnsettledSettings({}, {"linger_ms": FILE}, Mistakes((mistake,), frozenset({"acks"})))
 

@@ -73,7 +73,7 @@ def test_a_partitioner_of_none_is_the_default():
     assert PartitionerChoice().none_is_default
 
 
-def test_other_code_can_not_be_given_as_text():
+def test_other_code_cannot_be_given_as_text():
     with pytest.raises(ValueError, match="it must be a function of two"):
         UserCode("a function of two").parse("os.getcwd")
 

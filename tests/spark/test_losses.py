@@ -96,7 +96,7 @@ def test_a_session_of_spark_connect_has_no_list():
     assert LossWatch(SimpleNamespace(), "g").losses() == []
 
 
-def test_a_store_that_can_not_be_read_is_reported():
+def test_a_store_that_cannot_be_read_is_reported():
     watch = LossWatch(session({"g": []}, error=Py4JError("no such method\nat line 1")), "g")
 
     assert watch.losses() == ["its losses can't be read: no such method"]

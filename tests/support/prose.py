@@ -46,7 +46,9 @@ PARTS = [
         "spark", "testing", "transactions",
     )),
     "aioproducer",
-    *(f"tests/{room}" for room in ("blocking", "cli", "compat", "concurrency", "network", "observe", "project")),
+    *(f"tests/{room}" for room in (
+        "blocking", "cli", "compat", "concurrency", "network", "observe", "project", "protocol",
+    )),
     "tests",
     "docs",
     "examples",

@@ -377,7 +377,7 @@ async def test_the_end_of_a_partition_is_no_error_and_others_are_logged():
         confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED),
     ],
 )
-async def test_a_consumer_that_can_not_go_on_ends_the_poll(error):
+async def test_a_consumer_that_cannot_go_on_ends_the_poll(error):
     consumer = Confluent()
     consumer.script = [lambda: [Message(0, error=error)]]
     async with Reading(consumer, Known()) as source:

@@ -200,7 +200,7 @@ async def test_offsets_that_were_answered_may_be_sent_again_with_other_values(ve
     assert [partition.committed_offset for partition in last] == [18, 18]
 
 
-async def test_another_offset_than_one_in_doubt_can_not_be_sent_in_the_same_transaction(version):
+async def test_another_offset_than_one_in_doubt_cannot_be_sent_in_the_same_transaction(version):
     begun = Begun(version)
     begun.transaction.doubtful_offsets["g"] = {PLACES[0]: OffsetAndMetadata(17)}
     await begun.send_offsets(17)
@@ -383,7 +383,7 @@ async def test_a_first_initialization_that_failed_leaves_the_producer_as_it_was(
     assert begun.transaction.state is TransactionState.UNINITIALIZED
 
 
-async def test_an_epoch_that_can_not_be_had_before_an_export_ends_the_export_and_the_producers_epoch(
+async def test_an_epoch_that_cannot_be_had_before_an_export_ends_the_export_and_the_producers_epoch(
     monkeypatch,
 ):
     begun = Begun(1)

@@ -243,7 +243,7 @@ async def test_a_commit_that_is_never_answered_ends_the_loop():
 
 
 @each_kind
-async def test_a_member_that_has_lost_its_partitions_can_not_commit(kind):
+async def test_a_member_that_has_lost_its_partitions_cannot_commit(kind):
     async with cluster_with_input() as cluster, asyncio.timeout(WAIT):
         async with looping(kind, cluster.bootstrap_servers, "zombie") as (loop, producer):
             batch = await anext(loop)
@@ -366,7 +366,7 @@ async def test_a_cancelled_wait_for_records_loses_none(kind):
         await finish(cluster, loop, producer)
 
 
-async def test_a_batch_whose_transaction_can_not_begin_is_not_lost():
+async def test_a_batch_whose_transaction_cannot_begin_is_not_lost():
     async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
         batch = await anext(loop)
         await producer.begin_transaction()

@@ -71,7 +71,7 @@ UNSEEN: dict[str, Unseen] = {
     "a batch is dropped where a request is full": Unseen(
         "requests are seldom full, since the batches of a simulated run are small beside max_request_size",
         "records/test_accumulator",
-        "test_drain_stops_at_max_request_size_and_goes_on_where_it_stopped",
+        "test_drain_stops_at_max_request_size_and_continues_where_it_stopped",
     ),
     "REQUEST_TIMED_OUT or NOT_COORDINATOR for EndTxn counts as nothing done": Unseen(
         "the same EndTxn is sent again and answered: only one that is never answered has an outcome to get wrong",
