@@ -66,7 +66,7 @@ UNSEEN: dict[str, Unseen] = {
     "an acknowledgement of an old epoch closes the gap of a new one": Unseen(
         "the answer to an expired batch has to come between the new epoch and its first gap",
         "records/test_idempotence",
-        "test_what_is_said_of_an_old_identity_changes_nothing",
+        "test_results_under_an_old_identity_change_nothing",
     ),
     "a batch is dropped where a request is full": Unseen(
         "requests are seldom full, since the batches of a simulated run are small beside max_request_size",
