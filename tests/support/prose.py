@@ -48,7 +48,7 @@ PARTS = [
     "aioproducer",
     *(f"tests/{room}" for room in (
         "blocking", "cli", "compat", "concurrency", "network", "observe", "project", "protocol",
-        "records", "security",
+        "records", "security", "sending",
     )),
     "tests",
     "docs",

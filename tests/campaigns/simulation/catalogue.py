@@ -141,7 +141,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "A6": ("end_to_end/test_producer_calls", "test_a_cancelled_flush_has_no_effect_on_the_records"),
     "A7": ("end_to_end/test_producer_calls", "test_flush_waits_only_for_the_records_that_are_there"),
     "A8": ("end_to_end/test_producer_calls", "test_flush_cuts_the_linger_short"),
-    "A10": ("sending/test_lifecycle", "test_cancelling_close_gives_up_the_rest_and_the_next_close_reports"),
+    "A10": (
+        "sending/test_lifecycle",
+        "test_cancelling_close_gives_up_the_remaining_records_and_the_next_close_reports_them",
+    ),
     "A11": ("sending/test_lifecycle", "test_use_after_close_is_refused"),
     "A12": (
         "records/test_serializers",
@@ -174,7 +177,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "end_to_end/test_threads",
         "test_threads_that_share_producers_find_each_record_where_its_delivery_says",
     ),
-    "A25": ("sending/test_lifecycle", "test_a_sender_that_dies_from_a_bug_fails_everybody_at_once"),
+    "A25": (
+        "sending/test_lifecycle",
+        "test_a_sender_that_ends_because_of_a_bug_fails_all_records_immediately",
+    ),
     "A26": ("end_to_end/test_send_semantics", "test_a_task_group_whose_sibling_fails_leaves_a_whole_batch"),
     "A27": (
         "end_to_end/test_process_faults",
