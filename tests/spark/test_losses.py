@@ -39,7 +39,7 @@ def task(index, attempt, error=None):
 
 
 def session(jobs, executors=(), stages=None, error=None):
-    """A session whose jobs are those of `jobs`, each with the stages of `stages`: {(stage, attempt): tasks}."""
+    """Return a session with these jobs, each of which has the stages of `stages`: {(stage, attempt): tasks}."""
 
     def task_list(stage, attempt, most):
         return sequence(*(stages or {}).get((stage, attempt), ()))
@@ -92,7 +92,7 @@ def test_failed_tasks_of_new_jobs_are_listed_in_all_attempts_of_their_stages():
     ]
 
 
-def test_a_session_of_spark_connect_has_no_list():
+def test_a_session_of_spark_connect_has_no_list_of_losses():
     assert LossWatch(SimpleNamespace(), "g").losses() == []
 
 
