@@ -48,7 +48,7 @@ PARTS = [
     "aioproducer",
     *(f"tests/{room}" for room in (
         "blocking", "cli", "compat", "concurrency", "network", "observe", "project", "protocol",
-        "records", "security", "sending", "settings", "spark",
+        "records", "security", "sending", "settings", "spark", "transactions",
     )),
     "tests",
     "docs",
