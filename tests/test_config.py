@@ -167,7 +167,7 @@ def test_max_batch_size_is_another_name_of_batch_size():
     assert config(max_batch_size=1234) == config(batch_size=1234)
 
 
-# ------------------------------------------------------------------------------------------------ refused values
+# ----------------------------------------------------------------------------------------------- rejected values
 
 NO_COUNTS = [-1, 1.5, "5", None, True, 2**63]
 NO_DURATIONS = [-1, -0.001, "5", None, True, float("nan"), float("inf"), 2**63]
@@ -286,7 +286,7 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
         ({"metadata_max_idle_ms": 100}, "at least 5000"),
     ],
 )
-def test_refusal_says_what_to_do(settings, fix):
+def test_the_error_for_a_rejected_value_says_what_to_do(settings, fix):
     with pytest.raises(ConfigError) as raised:
         config(**settings)
 
@@ -478,7 +478,7 @@ def test_aiokafkas_own_defaults_are_accepted(version, caplog):
     assert caplog.records == []
 
 
-# ----------------------------------------------------------------------------------- what yields, and what is said
+# ------------------------------------------------------------------------------- defaults that yield, and warnings
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[ProducerConfig, list[str]]:
@@ -794,7 +794,7 @@ def test_a_subclass_with_its_own_parameters_can_be_built():
     ]
 
 
-# ---------------------------------------------------------------------------------------------- what is printed
+# --------------------------------------------------------------------------------------------- the printed form
 
 
 def test_config_prints_every_setting_in_its_unit_with_its_origin():

@@ -262,7 +262,7 @@ def test_every_error_can_be_printed():
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_c1_control_characters_are_escaped_too():
+def test_c1_control_characters_are_also_escaped():
     # U+009B starts a control sequence as ESC [ does.
     assert escaped("\x9b31m\x85") == r"\x9b31m\x85"
 

@@ -40,7 +40,7 @@ async def test_work_is_cancelled_by_a_signal():
             await work
 
 
-async def test_work_that_ends_by_itself_gives_its_result():
+async def test_work_that_is_not_interrupted_returns_its_result():
     stop = Stop()
     with stop.handled():
         assert await stop.unless_stopped(asyncio.sleep(0, "result")) == "result"

@@ -108,7 +108,7 @@ def without_collector():
     "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
     "meanwhile",
 )
-async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_loop_for_less_than_200_ms(
+async def test_metadata_of_100000_partitions_in_use_blocks_the_loop_for_less_than_200_ms(
     without_collector,
 ):
     async with Teller(10_000, 10, answers=4) as teller, Net(teller.address, batch_size=200) as net:

@@ -35,7 +35,7 @@ DEADLINE = 60_000 * MS
 """The time limit in seconds for a whole run of the demo."""
 
 
-# ------------------------------------------------------------------------------------------ the whole, as a process
+# ------------------------------------------------------------------------------------- the whole demo, as a process
 
 
 class Demo:
@@ -389,7 +389,7 @@ async def test_records_deleted_by_the_cluster_are_distinguished_from_lost_ones(
     assert number(table_of(out)["records"]) == 3_000
 
 
-# ----------------------------------------------------------------------------------------- the proof, fed by hand
+# --------------------------------------------------------------------------------- the proof with made-up records
 
 
 def flight(row: int, key: bytes) -> Flight:

@@ -42,7 +42,7 @@ one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 """The examples run on their own loops, so the loop of the tests does not matter."""
 
 
-# ------------------------------------------------------------------------------------------ what all of them do
+# ----------------------------------------------------------------------------------- properties of all examples
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

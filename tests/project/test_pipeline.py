@@ -124,7 +124,7 @@ def still_there(processes: dict[int, str]) -> list[str]:
     return [command for pid, command in processes.items() if pid in running]
 
 
-# ------------------------------------------------------------------------------------------------ the whole
+# --------------------------------------------------------------------------------------- the whole pipeline
 
 
 @pytest.mark.promise(
@@ -454,7 +454,7 @@ def test_the_sinks_log_lines_are_parsed(tmp_path):
     assert commits(tmp_path / "none") == []
 
 
-# ------------------------------------------------------------------------------------- the proof, fed by hand
+# ----------------------------------------------------------------------------- the proof with made-up records
 
 
 def rows() -> tuple[dict[tuple[int], Record], list[ReadRecord]]:

@@ -32,7 +32,7 @@ EXCEPTIONS = {
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each literal that may contain numbers, each of which is replaced by NUMBER."""
+    """Yield the line and the text of each string literal, with NUMBER in place of each formatted value."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else NUMBER for part in node.values]

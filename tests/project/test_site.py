@@ -31,7 +31,7 @@ PRINTED = {
     **{page.file: lambda page=page: api.text_of(page) for page in api.PAGES},
 }
 
-# ------------------------------------------------------------------------------------------------- what is printed
+# --------------------------------------------------------------------------------------------------- printed pages
 
 
 def test_the_navigation_lists_each_page_once():

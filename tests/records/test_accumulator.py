@@ -30,7 +30,7 @@ from tests.support.accumulator_bench import (
     waiting_sends,
 )
 
-# ------------------------------------------------------------------------------------------------ what is due
+# --------------------------------------------------------------------------------------- batches that are due
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "a batch is due by linger")
@@ -971,7 +971,7 @@ async def test_a_topic_re_created_with_fewer_partitions_gets_no_record_for_the_m
     assert {delivery.topic_partition.partition for delivery in deliveries} == {0, 1}
 
 
-# ------------------------------------------------------------------------------------------------ all of it at once
+# ------------------------------------------------------------------------------------------------------ random runs
 
 
 def check_invariants(bench: Bench) -> None:

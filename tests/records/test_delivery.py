@@ -539,7 +539,7 @@ async def test_a_callback_may_retrieve_the_result_and_add_another_callback(path,
     assert seen == [5]
 
 
-# ------------------------------------------------------------------------- what is kept, and for how long
+# -------------------------------------------------------------------------------- the lifetime of objects
 
 
 async def test_values_are_copied_and_not_kept(path, accumulator):

@@ -142,7 +142,7 @@ async def test_after_many_lingers_a_single_record_does_not_linger_longer():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
 )
-async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_many():
+async def test_a_topic_with_few_batches_does_not_linger_longer_because_of_one_with_many():
     bench = Bench([0] * 2000, linger_ms=5)
     bench.accumulator.open_topic(topic_info([1], "other"))
     then = lingered_together(bench, 2000)

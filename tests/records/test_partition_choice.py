@@ -403,7 +403,7 @@ async def test_a_callable_has_aiokafkas_signature():
 
 @pytest.mark.promise("Records", "any callable can be the partitioner")
 @pytest.mark.parametrize("nonsense", [None, -1, 2, "0", 0.0, True, [0]])
-async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffered(nonsense):
+async def test_an_invalid_result_of_a_callable_is_an_error_and_nothing_is_buffered(nonsense):
     answers = [nonsense, nonsense, 1]
     async with producing(topics={"t": 2}, partitioner=lambda *_: answers.pop(0)) as (cluster, producer):
         await producer.partitions_for("t")

@@ -255,7 +255,7 @@ async def test_acks_0_resolves_through_tls_once_the_bytes_have_left():
         await until(lambda: cluster.records("t"))
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# -------------------------------------------------------------------------------------------------------- rejections
 
 
 @pytest.mark.promise(

@@ -340,7 +340,7 @@ def jwt(**claims: object) -> str:
         (OAuthToken("opaque", 5.0), 5.0),
     ],
 )
-def test_what_a_provider_returns_becomes_a_token(returned, lifetime):
+def test_the_result_of_a_provider_becomes_a_token(returned, lifetime):
     token = OAuthToken.of(returned, 1000.0)
 
     assert token.lifetime == lifetime

@@ -251,7 +251,7 @@ def test_a_key_without_its_password_is_an_error_and_causes_no_prompt(tmp_path, k
         ("text and a certificate's file", "ssl_certificate_location"),
     ],
 )
-def test_a_file_beside_a_text_is_named_when_it_is_missing(tmp_path, kind, setting):
+def test_a_missing_file_is_also_named_if_the_other_part_is_text(tmp_path, kind, setting):
     given = {**own_certificates(tmp_path)[kind], setting: str(tmp_path / "missing.pem")}
 
     with pytest.raises(ConfigError, match=f"{setting}: .*missing.pem: No such file"):

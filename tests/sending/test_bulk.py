@@ -703,7 +703,7 @@ async def test_closing_ends_waiting_rows():
         assert report.failed + report.unknown == 4
 
 
-# --------------------------------------------------------------------------------------------- what fails later
+# ----------------------------------------------------------------------------------------- rows that fail later
 
 
 @in_virtual_time
@@ -924,7 +924,7 @@ async def test_an_exception_that_the_caller_handles_keeps_its_traceback():
         assert str(refused.__cause__) == "odd"
 
 
-# ------------------------------------------------------------------------- what sees each record: the slow way
+# -------------------------------------------------------------------- user code for each record: the slow path
 
 
 class Stamps(Interceptor):

@@ -130,7 +130,7 @@ async def test_a_closed_producer_cannot_be_started_again():
 
 
 async def calls(producer: Producer, builder) -> dict[str, BaseException | None]:
-    """Make each public call, and return its exception or None."""
+    """Make each public call; return its exception, or None, by the name of the call."""
 
     async def attempt(call):
         try:

@@ -96,7 +96,7 @@ def short(push: Push) -> dict[str, dict[str, float]]:
     return {name.removeprefix("org.apache.kafka.producer."): found for name, found in values(push).items()}
 
 
-# ------------------------------------------------------------------------------------------------ what is pushed
+# ------------------------------------------------------------------------------------------------ pushed metrics
 
 
 @pytest.mark.promise(
@@ -123,7 +123,7 @@ async def test_all_metrics_are_pushed_under_javas_names():
 
 
 @in_virtual_time
-async def test_only_metrics_with_a_wanted_prefix_are_pushed():
+async def test_only_metrics_with_a_requested_prefix_are_pushed():
     wanted = "org.apache.kafka.producer.topic."
     async with collecting(wanted, "org.apache.kafka.producer.record.send.total") as (cluster, producer):
         await producer.send_and_wait("orders", b"v")
@@ -382,7 +382,7 @@ async def test_metrics_that_are_too_large_are_not_sent():
         assert (await producer.send_and_wait("orders", b"v")).offset == 0
 
 
-# --------------------------------------------------------------------------------------------------- without it
+# ----------------------------------------------------------------------------------------------- without pushes
 
 
 @in_virtual_time

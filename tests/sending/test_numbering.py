@@ -490,7 +490,7 @@ async def test_batches_that_fail_with_the_one_before_them_are_left_alone_when_th
     assert [delivery.exception().outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 2
 
 
-async def test_a_partition_that_was_exported_is_not_written_to_beside_a_batch_in_flight():
+async def test_an_exported_partition_is_not_written_to_while_a_batch_is_in_flight():
     stage = Stage(version=2)
     stage.acknowledge(stage.put_in_flight(stage.send()))
     stage.put_in_flight(stage.send())

@@ -299,7 +299,7 @@ async def test_an_acknowledgement_of_another_epoch_does_not_make_a_repetition_a_
     assert delivery.exception().outcome is Outcome.UNKNOWN
 
 
-# ------------------------------------------------------------------------------------- a response that is invalid
+# ---------------------------------------------------------------------------------------------- invalid responses
 
 
 async def test_topics_are_found_by_their_ids():
@@ -355,7 +355,7 @@ async def test_partitions_that_are_missing_from_an_answer_are_in_doubt_and_sent_
     assert stage.metrics.records_acked == 2 - missing
 
 
-# --------------------------------------------------------------------------------------- errors that are retried
+# ---------------------------------------------------------------------------------------------- retriable errors
 
 
 @pytest.mark.parametrize(
@@ -511,7 +511,7 @@ async def test_too_few_replicas_are_not_mistaken_for_a_failed_verification(messa
     assert stage.retry_at(batch) == pytest.approx(0.1)
 
 
-# ------------------------------------------------------------------------------------- what a broker has forgotten
+# ------------------------------------------------------------------------------------ state that a broker has lost
 
 
 async def test_a_batch_behind_another_waits_for_it_if_the_broker_misses_a_sequence():
@@ -747,7 +747,7 @@ async def test_a_record_that_is_named_twice_has_the_first_reason():
     assert "INVALID_RECORD: one" in str(delivery.exception())
 
 
-# --------------------------------------------------------------------------------------- errors that are final
+# ------------------------------------------------------------------------------------------------ final errors
 
 
 async def test_a_final_error_fails_all_records_of_the_batch():

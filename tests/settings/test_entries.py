@@ -521,7 +521,7 @@ def test_the_processs_own_environment_is_the_default(monkeypatch):
     assert Producer.from_env(prefix="ORDERS_", client_id="mine").config.client_id == "mine"
 
 
-def test_variables_of_the_test_tools_are_no_settings():
+def test_variables_of_the_test_tools_are_not_settings():
     environ = {"AIOPRODUCER_CACHE_DIR": "/cache", "AIOPRODUCER_TEST_SLOWNESS": "5"}
 
     assert Producer.from_env(environ=environ).config == Producer().config

@@ -469,7 +469,7 @@ def test_no_key_that_confluent_kafka_takes_is_forgotten():
     assert sorted(word for word in taken if key_named(word) is None) == []
 
 
-# --------------------------------------------------------------------------------------------- what fates mean
+# ---------------------------------------------------------------------------------------- the handling of keys
 
 
 def built(mapping: dict[str, object], caplog: pytest.LogCaptureFixture) -> tuple[ProducerConfig, list[str]]:

@@ -625,7 +625,7 @@ def test_a_foreign_group_offset_is_not_mistaken_for_a_marker(cluster):
         planned(cluster)
 
 
-# -------------------------------------------------------------------------------------------------------- the rest
+# ----------------------------------------------------------------------------------------------------- other tests
 
 
 @pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")

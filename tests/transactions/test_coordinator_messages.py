@@ -98,7 +98,7 @@ def test_offset_commit_groups_partitions_by_topic():
     assert [topic.name for topic in request.topics] == ["a", "b"]
 
 
-def test_offset_fetch_names_each_partition_and_wants_stable_offsets():
+def test_offset_fetch_names_each_partition_and_requests_stable_offsets():
     request = offset_fetch("g", [A0, B0, A1])
 
     assert request.require_stable

@@ -346,7 +346,7 @@ async def test_committed_needs_a_cluster_with_stable_offsets():
     "has",
 )
 async def test_a_second_writer_of_a_partition_is_detected(version):
-    """The broker takes the second writer's batch for a repetition, answers success, and appends nothing."""
+    """The broker mistakes the second writer's batch for a repetition, answers success, and appends nothing."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])

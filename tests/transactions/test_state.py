@@ -348,7 +348,7 @@ def test_a_fenced_producer_needs_a_new_epoch_in_any_state(state):
         transaction.check_may_send()
 
 
-def test_an_unanswered_commit_has_a_state_of_its_own():
+def test_an_unanswered_commit_has_its_own_state():
     transaction = transaction_in(S.COMMITTING)
 
     transaction.must_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))

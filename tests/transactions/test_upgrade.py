@@ -2,7 +2,8 @@
 
 With v1, EndTxn is answered before the markers are written, and the next transaction has the same epoch. A
 broker accepts a batch of v2 without asking the coordinator if a transaction of the same epoch is open in the
-partition. The markers of the last v1 transaction would then end the first v2 transaction as well."""
+partition. Then the markers of the last v1 transaction would commit or abort the records of the first
+v2 transaction."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_every_way_to_wait_raises_aiokafkas_error(way):
             future.result()
 
 
-async def test_gather_with_exceptions_returns_aiokafkas_errors_beside_the_results():
+async def test_gather_with_exceptions_returns_aiokafkas_errors_among_the_results():
     async with aiokafka_producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION, partition=0)
 
