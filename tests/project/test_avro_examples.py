@@ -1,4 +1,5 @@
-"""The examples with Avro values: an order's way from the request to its invoice, with its trace and its metrics."""
+"""The examples with Avro values: an order on its way from the request to its invoice, with
+its trace and its metrics."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ async def values(registry_url: str, topic: str, records: list[Any]) -> list[Any]
 
 
 def span_id_in(record: Any) -> str:
-    """Return the id of the span that is named in a record's headers."""
+    """Return the id of the span named in a record's headers."""
     return dict(record.headers)["traceparent"].split(b"-")[2].decode()
 
 

@@ -66,12 +66,12 @@ UNSEEN: dict[str, Unseen] = {
     "an acknowledgement of an old epoch closes the gap of a new one": Unseen(
         "the answer to an expired batch has to come between the new epoch and its first gap",
         "records/test_idempotence",
-        "test_what_is_said_of_an_old_identity_changes_nothing",
+        "test_results_under_an_old_identity_change_nothing",
     ),
     "a batch is dropped where a request is full": Unseen(
         "requests are rarely full, since the batches of a simulated run are small compared with max_request_size",
         "records/test_accumulator",
-        "test_drain_stops_at_max_request_size_and_goes_on_where_it_stopped",
+        "test_drain_stops_at_max_request_size_and_continues_where_it_stopped",
     ),
     "REQUEST_TIMED_OUT or NOT_COORDINATOR for EndTxn counts as nothing done": Unseen(
         "the same EndTxn is sent again and answered; only one that is never answered can be reported wrongly",
