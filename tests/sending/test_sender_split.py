@@ -290,7 +290,7 @@ async def test_records_with_their_own_timeouts_also_end_in_time_in_parts():
         cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE, count=2)
         fault = cluster.faults.add(PRODUCE, hold=hold)
         deliveries = [
-            await producer.send("t", b"%d" % number, timeout=3000 * MS if number % 3 else 100 * MS)
+            await producer.send("t", b"%d" % number, timeout=6000 * MS if number % 3 else 800 * MS)
             for number in range(11)
         ]
         await within(2, fault.reached())
