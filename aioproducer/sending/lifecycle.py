@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -124,6 +124,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._sender: Sender
         self._own_timeouts: OwnTimeouts
         self._tasks: list[asyncio.Task[None]] = []
+        self._push_task: asyncio.Task[None] | None = None
         self._compressor: BatchCompressor
         self._ring: SnapshotRing
         self._started_at: float
@@ -224,7 +225,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._metadata.expect_first_update()
         self._spawn(self._sender.run(), "aioproducer-sender")
         if config.enable_metrics_push:
-            self._spawn(self._push.run(), "aioproducer-metrics-push")
+            self._push_task = self._spawn(self._push.run(), "aioproducer-metrics-push")
         is_compiled = self._choice.is_compiled
         self._takes_columns = is_compiled and self._serializers.is_empty and self._interceptors.is_empty
         self._tracer = tracer_of(config)
@@ -248,12 +249,13 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         elif self._transaction.is_used:
             self._initializes_later = True
 
-    def _spawn(self, coroutine: Any, name: str) -> None:
+    def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
         task = new_task(self._loop, coroutine, name)
         # The reference is weak, like all references from the loop to a producer, so that a dropped producer can be
         # garbage-collected.
         task.add_done_callback(partial(_task_ended, weakref.ref(self)))
         self._tasks.append(task)
+        return task
 
     async def close(self, timeout: float | None = None) -> CloseReport:
         """Send the buffered records and stop.
@@ -305,12 +307,11 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
                 self._report_given_up(self._loop.time() - began)
         self._sender.abort(f"{reason} before the records were acknowledged")
         await self._coordinator.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks(task for task in self._tasks if task is not self._push_task)
         left = began + timeout - self._loop.time()
         if left > 0:
             await self._while_wanted(self._push.push_last(), min(left, LAST_PUSH))
+        await self._end_tasks(self._tasks)
         await self._brokers.close()
         self._ring.close()
         await self._compressor.close()
@@ -328,6 +329,12 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
                 self._hooks.on_close, CloseEvent(self._config.client_id, report, self._loop.time() - began)
             )
         return report
+
+    async def _end_tasks(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        ending = list(tasks)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def _while_wanted(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
         """Run a part of close() until it ends, the timeout has passed, or close() is cancelled."""

@@ -109,6 +109,11 @@ class MetricsPush:
         self._before_at = self._started_at = 0.0
         self._own: dict[str, Callable[[], float]] = {}
         """The user's own metrics, by name."""
+        self._is_idle = asyncio.Event()
+        """Set while no push is in flight. The next push has to know whether this one
+        arrived."""
+        self._is_idle.set()
+        self._is_ending = False
 
     async def run(self) -> None:
         """Ask for subscriptions and push metrics until cancelled, or until a broker reports an error that a retry
@@ -116,7 +121,7 @@ class MetricsPush:
         self._before = self._measure()
         self._before_at = self._started_at = self._loop.time()
         pause: float | None = 0.0
-        while pause is not None:
+        while pause is not None and not self._is_ending:
             await asyncio.sleep(pause)
             try:
                 pause = await self._step()
@@ -153,7 +158,10 @@ class MetricsPush:
         return self._instance_id
 
     async def push_last(self) -> None:
-        """Push the metrics while the producer closes, if the brokers want any."""
+        """Wait for the push in flight, and then push the remaining metrics while the producer closes, if the brokers
+        want any. run() makes no further step."""
+        self._is_ending = True
+        await self._is_idle.wait()
         if self._subscription is None or not self._subscription.prefixes:
             return
         try:
@@ -213,14 +221,18 @@ class MetricsPush:
             compression_type=int(subscription.codec),
             metrics=data,
         )
-        response: PushTelemetryResponse | None = await self._ask(request)
-        if response is None:
-            return self._interval
-        action = decide(ApiKey.PUSH_TELEMETRY, response.error_code).action
-        if action is Action.SUCCEED:
-            self._before, self._before_at = now, at
-            return self._interval
-        return self._failed("to push metrics", response.error_code, action)
+        self._is_idle.clear()
+        try:
+            response: PushTelemetryResponse | None = await self._ask(request)
+            if response is None:
+                return self._interval
+            action = decide(ApiKey.PUSH_TELEMETRY, response.error_code).action
+            if action is Action.SUCCEED:
+                self._before, self._before_at = now, at
+                return self._interval
+            return self._failed("to push metrics", response.error_code, action)
+        finally:
+            self._is_idle.set()
 
     def _own_points(self, subscription: Subscription) -> Iterator[Point]:
         """Yield the values of the user's metrics (KIP-1076). If reading a metric raises an exception, log the exception

@@ -237,6 +237,23 @@ async def test_close_pushes_the_last_metrics():
     assert short(last)["record.send.total"] == {"": 1.0}
 
 
+@in_virtual_time
+async def test_close_waits_for_the_push_in_flight_and_counts_its_records_once():
+    subscription = {"is_delta": True, "interval_ms": 1000}
+    async with collecting("", subscription=subscription) as (cluster, producer):
+        await producer.send_and_wait("orders", b"v")
+        answer = asyncio.Event()
+        fault = cluster.faults.add(PUSH, hold=answer)
+        await fault.reached()
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0.1)
+        assert not closing.done()
+        answer.set()
+        await closing
+    pushed = [short(push).get("record.send.total", {}).get("", 0.0) for push in cluster.telemetry.pushes]
+    assert (pushed, cluster.telemetry.pushes[-1].is_last) == ([1.0, 0.0], True)
+
+
 @pytest.mark.parametrize(("timeout", "most"), [(None, 1), (30, 1), (0.3, 0.3)])
 @in_virtual_time
 async def test_close_waits_for_the_last_push_for_a_second_at_most_within_its_timeout(timeout, most):
