@@ -52,6 +52,7 @@ PARTS = [
     "SECURITY.md",
     "CHANGELOG.md",
     "tests/support",
+    "tests/testing",
 ]  # fmt: skip
 """Parts of the project, each counted separately; `aioproducer` means the modules at its top."""
 
