@@ -45,7 +45,7 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file to write the block to: a test, or a block whose first line is only a comment like `# app.py`."""
+        """The file for the block: named by a first line such as `# app.py`, or chosen for a test; else None."""
         named = _FILE_NAME.match(self.code.partition("\n")[0])
         if named:
             return named[1]

@@ -27,7 +27,7 @@ from aioproducer.testing.simulation.network import SimulatedNetwork
 
 SETTINGS: dict[str, Any] = {
     "linger_ms": 0,
-    # So long that anything sooner did not wait for it.
+    # Long, so that a test can see whether the producer waited for a back-off.
     "retry_backoff_ms": 1000,
     "retry_backoff_max_ms": 1000,
     "reconnect_backoff_ms": 20,
