@@ -1,9 +1,8 @@
 """Event loops, the unit of time and the check for tasks left behind, for all tests.
 
-Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka or a real
-schema registry run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 stretches every time-out of the tests five times,
-AIOPRODUCER_TEST_TASKS=eager makes every task an eager one.
-"""
+Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka or a
+real schema registry run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 makes every time-out of the tests five
+times as long, AIOPRODUCER_TEST_TASKS=eager makes every task an eager one."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ try:
 except ImportError:
     uvloop = None
 
-# Modules that are no tests, but assert.
+# Modules that contain assertions, although they are not tests.
 pytest.register_assert_rewrite(
     "tests.support.apache_load",
     "tests.support.apache_log",
@@ -49,11 +48,10 @@ MS = 0.001 * float(os.environ.get("AIOPRODUCER_TEST_SLOWNESS", "1"))
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the block takes longer than `seconds`, not counting a machine that stands still.
+    """Raise TimeoutError if the block takes longer than `seconds`, not counting stalls of the machine.
 
-    The limit is counted in turns of the loop, 10 ms apart: a stall of any length is one turn. Use it for
-    "must not hang", where asyncio.timeout() would fail for a reason that is not the code's.
-    """
+    The limit is counted in turns of the loop, 10 ms apart: a stall of any length counts as one turn. Use it for
+    "must not hang", where asyncio.timeout() could fail although the code is correct."""
     loop = asyncio.get_running_loop()
     turns = max(1, round(seconds / 0.01))
 
@@ -76,9 +74,8 @@ async def at_most(seconds: float) -> AsyncIterator[None]:
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test on the simulated loop, where time passes only while nothing else is left to do.
 
-    Deadlines, pauses and measured times are then exact, and a machine that stands still changes none of them.
-    The test must not need TLS, real sockets or processes.
-    """
+    Deadlines, pauses and measured times are then exact, and a stall of the machine does not change them. The
+    test must not need TLS, real sockets or processes."""
     from aioproducer.testing.simulation.loop import simulate
 
     @functools.wraps(test)
@@ -94,17 +91,17 @@ _topics = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell lets background jobs ignore Ctrl-C, and processes that tests start would inherit that.
+    # A shell makes background jobs ignore Ctrl-C, and processes started by tests would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if interval := os.environ.get("AIOPRODUCER_TEST_SWITCH_INTERVAL"):
         sys.setswitchinterval(float(interval))
-    # Neither counts the time of one example: the machine may stand still in it.
+    # No check measures the time of a single example, since the machine may stall during it.
     hypothesis.settings.register_profile(
         "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("no deadline")
-    # Of an installed package, pytest has found the plugin already.
+    # If the package is installed, pytest has already loaded the plugin.
     if not config.pluginmanager.hasplugin("aioproducer"):
         from aioproducer.testing import plugin
 
@@ -119,12 +116,12 @@ def pytest_asyncio_loop_factories(
         loops["uvloop"] = uvloop.new_event_loop
         if any(item.get_closest_marker(name) is not None for name in ("apache", "schema_registry")):
             del loops["asyncio"]
-    # uvloop 0.22 hands its task factory an argument that eager_task_factory knows from Python 3.14 on only.
+    # uvloop 0.22 passes its task factory an argument that eager_task_factory accepts only since Python 3.14.
     return {"asyncio": _eager_loop} if EAGER else loops
 
 
 def _eager_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose tasks run at once until they wait for the first time (Python 3.12)."""
+    """A loop whose tasks run immediately until their first wait (Python 3.12)."""
     loop = asyncio.SelectorEventLoop()
     loop.set_task_factory(asyncio.eager_task_factory)
     return loop
@@ -132,7 +129,7 @@ def _eager_loop() -> asyncio.AbstractEventLoop:
 
 @pytest.fixture(scope="session")
 def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
-    """One real broker of the line before, shared like `apache_kafka`: give each test topics of its own."""
+    """A real broker of the previous release line, shared like `apache_kafka`: each test needs its own topics."""
     from aioproducer.testing import ApacheKafka
     from tests.support.apache_clusters import SHARED, running
 
@@ -142,7 +139,7 @@ def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One session for all tests: its start takes seconds."""
+    """One Spark session for all tests, since it takes seconds to start."""
     from tests.support.spark_stage import session
 
     running = session()
@@ -152,22 +149,22 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(params=["apache_kafka", "apache_kafka_39"], ids=["4.3", "3.9"], scope="module")
 def each_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
-    """Runs the test on both of them."""
+    """Run the test on each of the two brokers."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has; the topic is not made."""
+    """A topic name that no other test uses; the topic is not created."""
     name = request.function.__name__.removeprefix("test_")[:60]
     return f"{name}-{next(_topics)}"
 
 
 @pytest.fixture(autouse=True)
 def no_task_is_left_behind(request: pytest.FixtureRequest) -> None:
-    """Fail an async test that ends while tasks which it, or its fixtures, started are not done."""
+    """Fail an async test if tasks that it or its fixtures started are still running at its end."""
     if request.node.get_closest_marker("asyncio") is not None:
-        # Asked for first, so it is torn down last: after the fixtures that end what they started.
+        # Requested first, so it is torn down last: after the fixtures that end the tasks they started.
         request.getfixturevalue("_no_task_is_left_behind")
 
 

@@ -1,4 +1,4 @@
-"""The cluster as a value: merging answers, keeping leader epochs, taking hints."""
+"""The cluster as a value: merging responses, keeping leader epochs, applying hints."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_partitions_are_in_order_whatever_order_the_answer_has():
 
 
 @pytest.mark.parametrize("numbers", [(-1, 0), (-9, 0)])
-def test_a_partition_below_0_is_not_taken(numbers):
+def test_a_negative_partition_is_ignored(numbers):
     before = known(topic(partition(0), partition(1)))
 
     after = merged(before, response(topic(*map(partition, numbers))), ["t"])
@@ -83,7 +83,7 @@ def test_a_partition_below_0_is_not_taken(numbers):
     assert after.topics["t"].partitions is before.topics["t"].partitions
 
 
-def test_partitions_that_did_not_change_are_taken_over():
+def test_partitions_that_did_not_change_are_kept():
     before = known(topic(partition(0), partition(1)))
 
     after = merged(before, response(topic(partition(0), partition(1, epoch=6))), ["t"])
@@ -107,7 +107,7 @@ def test_available_partitions_are_those_with_a_leader():
     assert cluster.topics["t"].available == [0, 2]
 
 
-def test_topics_that_were_not_asked_for_stay():
+def test_topics_that_were_not_requested_stay():
     before = known(topic(partition()), topic(partition(), name="u"))
 
     after = merged(before, response(topic(partition(epoch=6))), ["t"])
@@ -116,13 +116,13 @@ def test_topics_that_were_not_asked_for_stay():
     assert after.topics["u"] is before.topics["u"]
 
 
-def test_topics_that_nobody_asked_for_are_not_taken():
+def test_topics_that_were_not_requested_are_not_added():
     cluster = merged(Cluster.empty(), response(topic(partition()), topic(partition(), name="x")), ["t"])
 
     assert list(cluster.topics) == ["t"]
 
 
-def test_a_topic_that_the_answer_left_out_is_unknown():
+def test_a_topic_missing_from_the_answer_is_unknown():
     cluster = merged(Cluster.empty(), response(), ["t"])
 
     assert cluster.topic("t") is None
@@ -156,7 +156,7 @@ def test_an_answer_without_brokers_is_refused():
         ("host", 9092, -1),
     ],
 )
-def test_a_broker_that_nobody_can_connect_to_is_ignored(host, port, node_id):
+def test_a_broker_with_an_unusable_address_is_ignored(host, port, node_id):
     answer = response(topic(partition()), nodes=(2,))
     answer.brokers.append(Broker(node_id=node_id, host=host, port=port))
 
@@ -166,7 +166,7 @@ def test_a_broker_that_nobody_can_connect_to_is_ignored(host, port, node_id):
     assert leader_of(cluster) == (-1, 5)
 
 
-def test_a_leader_that_is_no_broker_of_the_cluster_is_none():
+def test_a_leader_that_is_not_in_the_cluster_counts_as_no_leader():
     cluster = known(topic(partition(leader=9)))
 
     assert leader_of(cluster) == (-1, 5)
@@ -180,7 +180,7 @@ def test_a_topic_without_partitions_waits_for_its_leaders():
 
 
 @pytest.mark.parametrize("indexes", [(0, 2), (1, 2), (0, 0), (0, 2**31 - 1), (-1, 0)])
-def test_partitions_with_gaps_or_repetitions_are_not_taken(indexes):
+def test_partitions_with_gaps_or_repetitions_are_ignored(indexes):
     cluster = known(topic(*map(partition, indexes)))
 
     assert cluster.topic("t") is None
@@ -208,7 +208,7 @@ def test_leader_epochs_never_go_backwards():
 
 
 @pytest.mark.promise("KIPs", "KIP-320: leader epochs in metadata")
-def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
+def test_an_answer_without_epoch_is_accepted_and_the_known_epoch_stays():
     before = known(topic(partition(leader=1, epoch=5)))
 
     after = merged(before, response(topic(partition(leader=2, epoch=-1))), ["t"])
@@ -218,7 +218,7 @@ def test_an_answer_without_epoch_is_taken_and_the_known_epoch_stays():
 
 @pytest.mark.promise("Accumulator, sender, connections", "topic ids reveal a topic that was re-created")
 @pytest.mark.promise("KIPs", "KIP-516: topic ids")
-def test_a_new_topic_id_starts_epochs_and_partitions_anew():
+def test_a_new_topic_id_resets_epochs_and_partitions():
     before = known(topic(partition(0), partition(1)))
 
     after = merged(before, response(topic(partition(0, leader=2, epoch=0), topic_id=NEW_ID)), ["t"])
@@ -227,7 +227,7 @@ def test_a_new_topic_id_starts_epochs_and_partitions_anew():
     assert len(after.topics["t"].partitions) == 1
 
 
-def test_an_older_broker_takes_no_topic_id_away():
+def test_an_answer_of_an_older_broker_does_not_remove_the_topic_id():
     before = known(topic(partition()))
 
     after = merged(before, response(topic(partition(epoch=6), topic_id=UUID(int=0))), ["t"])
@@ -236,7 +236,7 @@ def test_an_older_broker_takes_no_topic_id_away():
     assert leader_of(after) == (1, 6)
 
 
-def test_partitions_of_the_same_topic_are_only_ever_added():
+def test_partitions_of_the_same_topic_are_never_removed():
     before = known(topic(partition(0), partition(1)))
 
     fewer = merged(before, response(topic(partition(0))), ["t"])
@@ -257,7 +257,7 @@ def test_a_topic_with_an_error_is_not_usable_but_keeps_its_epochs():
     assert leader_of(stale) == (1, 5)
 
 
-def test_a_broker_that_left_the_cluster_leads_nothing_any_more():
+def test_a_broker_that_left_the_cluster_leads_no_partition():
     before = known(topic(partition()), topic(partition(leader=2), name="u"))
 
     after = merged(before, response(nodes=(2,)), [])
@@ -284,7 +284,7 @@ NO_ID = UUID(int=0)
     "may have been re-created",
 )
 def test_without_topic_ids_an_older_epoch_is_better_than_no_leader():
-    """A topic that was made anew counts from 0, and nothing else tells (Kafka before 2.8)."""
+    """A re-created topic counts from 0, and before Kafka 2.8 nothing else reveals it."""
     before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
 
     stale = merged(before, response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
@@ -294,7 +294,7 @@ def test_without_topic_ids_an_older_epoch_is_better_than_no_leader():
     assert leader_of(gone) == (2, 0)
 
 
-def test_without_topic_ids_a_leader_that_denies_it_is_not_believed_any_longer():
+def test_without_topic_ids_the_epoch_of_a_leader_that_denies_leading_is_forgotten():
     before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
     with_id = known(topic(partition(leader=1, epoch=5)))
 
@@ -370,7 +370,7 @@ def test_without_leaders_only_names_ids_and_counts_are_left():
     assert after.with_leader_hint("t", 0, 7, 6, [endpoint(7)]) is after
 
 
-def test_after_a_new_bootstrap_lower_epochs_are_taken():
+def test_after_a_rebootstrap_lower_epochs_are_accepted():
     forgotten = known(topic(partition(epoch=5))).without_leaders()
 
     after = merged(forgotten, response(topic(partition(leader=2, epoch=1))), ["t"])
@@ -378,7 +378,7 @@ def test_after_a_new_bootstrap_lower_epochs_are_taken():
     assert leader_of(after) == (2, 1)
 
 
-def test_forgotten_topics_are_not_known_any_more():
+def test_forgotten_topics_are_no_longer_known():
     before = known(topic(partition()), topic(partition(), name="u"))
 
     after = before.without_topics(["t"])

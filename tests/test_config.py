@@ -1,4 +1,4 @@
-"""The settings: defaults, what is refused and with which words, what yields to what, and what is printed."""
+"""The settings: defaults, error messages for rejected values, defaults that yield, and the printed form."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ MILLISECONDS = {name for name in inspect.signature(Producer).parameters if name.
 @pytest.mark.promise("Settings", "settings become one frozen `ProducerConfig`, in seconds, checked once")
 @pytest.mark.parametrize("name", sorted(MILLISECONDS))
 def test_milliseconds_become_seconds(name):
-    # Not below what the settings demand of each other, and not a default.
+    # At least as long as other settings require, and different from the default.
     milliseconds = 170_500 if name == "delivery_timeout_ms" else 20_250
 
     effective = config(**{name: milliseconds})
@@ -167,7 +167,7 @@ def test_max_batch_size_is_another_name_of_batch_size():
     assert config(max_batch_size=1234) == config(batch_size=1234)
 
 
-# ------------------------------------------------------------------------------------------------ refused values
+# ----------------------------------------------------------------------------------------------- rejected values
 
 NO_COUNTS = [-1, 1.5, "5", None, True, 2**63]
 NO_DURATIONS = [-1, -0.001, "5", None, True, float("nan"), float("inf"), 2**63]
@@ -286,7 +286,7 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
         ({"metadata_max_idle_ms": 100}, "at least 5000"),
     ],
 )
-def test_refusal_says_what_to_do(settings, fix):
+def test_the_error_for_a_rejected_value_says_what_to_do(settings, fix):
     with pytest.raises(ConfigError) as raised:
         config(**settings)
 
@@ -375,7 +375,7 @@ def test_more_than_five_in_flight_contradict_idempotence():
         config(max_in_flight_requests_per_connection=6, enable_idempotence=True)
 
 
-def test_more_than_five_in_flight_turn_an_unmentioned_idempotence_off_with_one_warning(caplog):
+def test_more_than_five_in_flight_turn_idempotence_off_by_default_with_one_warning(caplog):
     effective, [warning] = warnings_of(caplog, max_in_flight_requests_per_connection=6)
 
     assert not effective.enable_idempotence
@@ -390,7 +390,7 @@ def test_more_than_five_in_flight_turn_an_unmentioned_idempotence_off_with_one_w
 
 
 @pytest.mark.promise("KIPs", "KIP-91: one delivery timeout")
-def test_delivery_timeout_has_to_leave_time_for_a_request():
+def test_delivery_timeout_must_leave_time_for_a_request():
     assert config(delivery_timeout_ms=30_005).delivery_timeout == 30.005
     with pytest.raises(ConfigError, match="delivery_timeout_ms=30000 is shorter than"):
         config(delivery_timeout_ms=30_000, request_timeout_ms=30_000)
@@ -434,7 +434,7 @@ def test_positional_argument_is_the_bootstrap_servers_and_all_others_are_keyword
         Producer("a:1", "client")
 
 
-def test_values_that_mean_at_once_or_never_are_allowed():
+def test_values_that_mean_immediately_or_never_are_allowed():
     effective = config(
         linger_ms=0,
         max_block_ms=0,
@@ -449,7 +449,7 @@ def test_values_that_mean_at_once_or_never_are_allowed():
     assert (effective.linger, effective.max_block, effective.batch_size) == (0, 0, 0)
 
 
-def test_what_aiokafka_means_by_none_is_understood():
+def test_none_has_the_meaning_that_aiokafka_gives_it():
     effective = config(client_id=None, connections_max_idle_ms=None, compression_type=None, partitioner=None)
 
     assert (effective.client_id, effective.connections_max_idle) == ("aioproducer", 0)
@@ -458,7 +458,7 @@ def test_what_aiokafka_means_by_none_is_understood():
 
 
 @pytest.mark.parametrize("version", ["auto", None])
-def test_aiokafkas_own_defaults_are_taken(version, caplog):
+def test_aiokafkas_own_defaults_are_accepted(version, caplog):
     passed_on = {"loop": None, "api_version": version, "sasl_kerberos_service_name": "kafka"}
 
     for kind in (Producer, blocking.Producer, RecordingProducer):
@@ -478,7 +478,7 @@ def test_aiokafkas_own_defaults_are_taken(version, caplog):
     assert caplog.records == []
 
 
-# ----------------------------------------------------------------------------------- what yields, and what is said
+# ------------------------------------------------------------------------------- defaults that yield, and warnings
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[ProducerConfig, list[str]]:
@@ -491,7 +491,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[P
 
 @pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
 @pytest.mark.parametrize("acks", [0, 1])
-def test_weaker_acks_turn_an_unmentioned_idempotence_off_with_one_warning(acks, caplog):
+def test_weaker_acks_turn_idempotence_off_by_default_with_one_warning(acks, caplog):
     effective, [warning] = warnings_of(caplog, acks=acks)
 
     assert not effective.enable_idempotence
@@ -513,7 +513,7 @@ def test_weaker_acks_turn_an_unmentioned_idempotence_off_with_one_warning(acks, 
         ),
     ],
 )
-def test_explicit_timeouts_raise_an_unmentioned_delivery_timeout_with_one_warning(
+def test_explicit_timeouts_raise_the_default_delivery_timeout_with_one_warning(
     settings, milliseconds, because, caplog
 ):
     effective, [warning] = warnings_of(caplog, **settings)
@@ -532,7 +532,7 @@ def test_explicit_timeouts_raise_an_unmentioned_delivery_timeout_with_one_warnin
         ({"request_timeout_ms": 200_000}, 60_000, "transaction_timeout_ms=60000"),
     ],
 )
-def test_an_unmentioned_delivery_timeout_is_at_most_the_transaction_timeout_without_a_warning(
+def test_the_default_delivery_timeout_is_at_most_the_transaction_timeout_without_a_warning(
     settings, milliseconds, because, caplog
 ):
     effective, warnings = warnings_of(caplog, transactional_id="tx", **settings)
@@ -552,7 +552,7 @@ def test_a_longer_transaction_timeout_leaves_the_delivery_timeout_as_it_is(caplo
     assert (effective.delivery_timeout, warnings) == (120, []), "there are no transactions"
 
 
-def test_a_delivery_timeout_beyond_the_transaction_timeout_is_warned_of_only_if_both_were_set(caplog):
+def test_a_delivery_timeout_beyond_the_transaction_timeout_has_a_warning_only_if_both_were_set(caplog):
     both = {"delivery_timeout_ms": 90_001, "transaction_timeout_ms": 90_000}
 
     effective, [warning] = warnings_of(caplog, transactional_id="tx", **both)
@@ -582,7 +582,7 @@ def test_a_delivery_timeout_beyond_the_transaction_timeout_is_warned_of_only_if_
         ),
     ],
 )
-def test_an_explicit_delivery_timeout_lowers_an_unmentioned_request_timeout_with_one_warning(
+def test_an_explicit_delivery_timeout_lowers_the_default_request_timeout_with_one_warning(
     settings, lowered, words, caplog
 ):
     effective, [warning] = warnings_of(caplog, **settings)
@@ -593,7 +593,7 @@ def test_an_explicit_delivery_timeout_lowers_an_unmentioned_request_timeout_with
 
 
 @pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
-def test_several_defaults_that_yield_end_in_one_warning(caplog):
+def test_several_defaults_that_yield_have_one_warning_together(caplog):
     _, [warning] = warnings_of(caplog, acks=1, request_timeout_ms=200_000)
 
     assert "enable_idempotence" in warning
@@ -614,7 +614,7 @@ def test_several_defaults_that_yield_end_in_one_warning(caplog):
         {"transactional_id": "orders"},
     ],
 )
-def test_nothing_yields_and_nothing_is_warned_of(settings, caplog):
+def test_without_a_contradiction_there_is_no_warning(settings, caplog):
     _, warnings = warnings_of(caplog, **settings)
 
     assert warnings == []
@@ -629,9 +629,7 @@ def test_without_idempotence_one_batch_per_partition_is_in_flight_so_that_retrie
 
 
 @pytest.mark.parametrize("in_flight", [5, 6, 2])
-def test_who_asks_for_more_in_flight_without_idempotence_is_warned_that_retries_may_reorder(
-    in_flight, caplog
-):
+def test_more_in_flight_without_idempotence_has_a_warning_that_retries_may_reorder(in_flight, caplog):
     effective, [warning] = warnings_of(
         caplog, enable_idempotence=False, max_in_flight_requests_per_connection=in_flight
     )
@@ -653,7 +651,7 @@ BACKOFFS = [
 
 
 @pytest.mark.parametrize(("first", "last"), BACKOFFS)
-def test_a_first_pause_longer_than_the_longest_raises_or_lowers_the_default_of_the_other(first, last, caplog):
+def test_a_first_pause_above_the_maximum_raises_or_lowers_the_default_of_the_other(first, last, caplog):
     raised, [warning] = warnings_of(caplog, **{first: 40_000})
     lowered, [other] = warnings_of(caplog, **{last: 20})
 
@@ -666,7 +664,7 @@ def test_a_first_pause_longer_than_the_longest_raises_or_lowers_the_default_of_t
         config(**{first: 30, last: 20})
 
 
-def test_a_batch_size_that_no_request_can_carry_is_warned_of(caplog):
+def test_a_batch_size_that_no_request_can_carry_has_a_warning(caplog):
     effective, [warning] = warnings_of(caplog, batch_size=2_000_000)
 
     assert effective.batch_size == 2_000_000
@@ -727,14 +725,14 @@ def test_javas_level_of_a_codec_is_used_with_that_codec_only(codec, level, caplo
         ),
     ],
 )
-def test_a_level_that_its_codec_does_not_have_is_refused_also_if_it_is_not_used(settings, setting):
+def test_a_level_that_its_codec_does_not_have_is_rejected_even_if_it_is_not_used(settings, setting):
     with pytest.raises(ConfigError) as raised:
         config(**settings)
 
     assert raised.value.setting == setting
 
 
-def test_ignoring_keys_is_the_random_partitioner():
+def test_ignoring_keys_selects_the_random_partitioner():
     effective = config(partitioner_ignore_keys=True)
 
     assert effective.partitioner == "random"
@@ -766,7 +764,7 @@ def test_ignoring_keys_is_the_random_partitioner():
         ("zzz", "docs/configuration.md lists all"),
     ],
 )
-def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant(name, meant):
+def test_an_unknown_keyword_is_rejected_with_the_most_similar_one(name, meant):
     with pytest.raises(ConfigError) as raised:
         Producer("localhost", **{name: "hunter2"})
 
@@ -781,7 +779,7 @@ def test_positional_and_keyword_for_one_setting_is_pythons_error():
         Producer("a:1", bootstrap_servers="b:1")
 
 
-def test_a_subclass_with_parameters_of_its_own_can_be_built():
+def test_a_subclass_with_its_own_parameters_can_be_built():
     class Orders(Producer):
         def __init__(self, region: str, **settings: object) -> None:
             super().__init__(f"{region}:9092", **settings)
@@ -796,7 +794,7 @@ def test_a_subclass_with_parameters_of_its_own_can_be_built():
     ]
 
 
-# ---------------------------------------------------------------------------------------------- what is printed
+# --------------------------------------------------------------------------------------------- the printed form
 
 
 def test_config_prints_every_setting_in_its_unit_with_its_origin():
@@ -824,7 +822,7 @@ def test_an_explicit_default_is_explicit():
     assert config(delivery_timeout_ms=None).origin("delivery_timeout_ms") == "default"
 
 
-def test_origin_of_what_is_no_setting_is_refused():
+def test_the_origin_of_an_unknown_setting_is_an_error():
     with pytest.raises(ConfigError, match="did you mean linger_ms"):
         config().origin("linger")
 
@@ -848,7 +846,7 @@ def test_functions_are_printed_by_name_only():
     assert "choose" in text
 
 
-def test_settings_that_stand_for_another_one_are_printed_as_that_one():
+def test_aliases_are_printed_as_the_setting_that_they_set():
     effective = config(max_batch_size=7, compression_type="gzip", compression_gzip_level=1)
 
     assert "batch_size = 7 (explicit as max_batch_size)" in str(effective)

@@ -1,4 +1,4 @@
-"""What the parts of a producer share."""
+"""The parts that a producer's modules share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of errors: who is whose subclass, what each says of itself, and that all of them can be pickled."""
+"""The error classes: their hierarchy, their descriptions, and pickling."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_error_can_be_copied():
 
 
 @pytest.mark.parametrize("error_type", CLASSES)
-def test_fields_that_are_promised_have_a_value_where_they_have_a_default(error_type):
+def test_documented_fields_have_their_defaults(error_type):
     bare = error_type("bare")
 
     if issubclass(error_type, DeliveryError):
@@ -222,12 +222,12 @@ def test_a_number_has_a_noun_that_fits(words, text):
         ("\x1b[31mred\x7f\x00", r"\x1b[31mred\x7f\x00"),
     ],
 )
-def test_text_of_a_peer_is_escaped(text, expected):
+def test_text_from_a_peer_is_escaped(text, expected):
     assert escaped(text) == expected
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_escaped_text_has_nothing_that_does_not_print(text):
+def test_escaped_text_has_only_printable_characters(text):
     found = escaped(text)
 
     assert not {unicodedata.category(one) for one in found} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -238,18 +238,18 @@ def test_escaped_text_has_nothing_that_does_not_print(text):
 @pytest.mark.parametrize(
     ("character", "expected"),
     [
-        ("\u2028", r"\u2028"),  # line separator
+        ("\u2028", r"\u2028"),  # a line separator
         ("\u2029", r"\u2029"),
-        ("\u202e", r"\u202e"),  # from here on from right to left
+        ("\u202e", r"\u202e"),  # the text after this is shown from right to left
         ("\u2066", r"\u2066"),
-        ("\u200b", r"\u200b"),  # takes no room
+        ("\u200b", r"\u200b"),  # has no width
         ("\ufeff", r"\ufeff"),
         ("\xad", r"\xad"),
         ("\ud800", r"\ud800"),
         ("\U000e0041", r"\U000e0041"),  # a tag, which no terminal shows
     ],
 )
-def test_what_hides_or_reorders_text_is_escaped(character, expected):
+def test_characters_that_hide_or_reorder_text_are_escaped(character, expected):
     assert escaped(f"a{character}b") == f"a{expected}b"
 
 
@@ -262,7 +262,7 @@ def test_every_error_can_be_printed():
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_c1_control_characters_are_escaped_too():
+def test_c1_control_characters_are_also_escaped():
     # U+009B starts a control sequence as ESC [ does.
     assert escaped("\x9b31m\x85") == r"\x9b31m\x85"
 
@@ -277,7 +277,7 @@ def test_escaped_text_is_no_longer_than_the_limit_and_shows_that_it_was_cut(text
 
 
 def raised_from(error, cause=None):
-    """The error, as it is when it was raised from another one, or while another one was handled."""
+    """Return the error as it is after it was raised from another one, or while another one was handled."""
     try:
         raise error from cause
     except type(error) as caught:
@@ -302,7 +302,7 @@ def test_a_kept_error_holds_no_frames_and_keeps_its_causes():
     assert [one.__context__ for one in (error, second, first)] == [None] * 3
 
 
-def test_the_context_of_a_kept_error_is_let_go_and_not_changed():
+def test_the_context_of_a_kept_error_is_released_and_not_changed():
     try:
         raise ValueError("the caller handles this")
     except ValueError as caught:

@@ -1,4 +1,4 @@
-"""Where a producer gets its settings from, and what it remembers of them."""
+"""The sources of a producer's settings, and the origins that it remembers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aioproducer import ConfigError, Producer
 from aioproducer.from_config import FromConfig
 
 
-def test_each_way_to_give_settings_makes_the_same_producer(tmp_path):
+def test_each_source_of_settings_builds_the_same_producer(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("linger.ms=7\n")
     producers = [
@@ -30,7 +30,7 @@ def test_keywords_win_over_each_source(tmp_path):
     assert Producer.from_config({"linger_ms": 7}, linger_ms=9).config.linger == 0.009
 
 
-def test_a_subclass_that_needs_a_setting_with_a_mistake_gets_the_mistake():
+def test_a_subclass_that_needs_an_invalid_setting_gets_its_error():
     class Needs(Producer):
         def __init__(self, bootstrap_servers: str, **settings: object) -> None:
             super().__init__(bootstrap_servers, **settings)
@@ -48,7 +48,7 @@ def test_an_unknown_keyword_is_a_config_error_with_advice():
         Producer(linger_mss=5)
 
 
-def test_a_subclass_with_its_own_init_gets_what_a_source_gives():
+def test_a_subclass_with_its_own_init_gets_the_settings_of_a_source():
     class Named(Producer):
         def __init__(self, *arguments: object, **settings: object) -> None:
             super().__init__(*arguments, **settings)

@@ -22,7 +22,7 @@ from aioproducer.metrics import (
 )
 
 WORST = 2 ** (1 / 4)
-"""A bucket's upper end over its lower one."""
+"""The ratio of a bucket's upper bound to its lower bound."""
 
 
 def filled(values: list[float]) -> Histogram:
@@ -37,7 +37,7 @@ def exact(values: list[float], q: float) -> float:
 
 
 @given(st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=300), st.floats(0, 1))
-def test_quantile_is_never_too_small_and_at_most_a_bucket_too_large(values, q):
+def test_a_quantile_is_never_too_small_and_at_most_one_bucket_too_large(values, q):
     # An ulp of slack: q * count may be rounded to either side of a whole number.
     found = filled(values).quantile(q)
     lower = exact(values, max(q - 1e-9, 0))
@@ -175,7 +175,7 @@ def test_producers_share_no_counter():
     assert Metrics().time_to_ack is not Metrics().time_to_ack
 
 
-def test_a_snapshot_has_the_records_that_were_sent():
+def test_a_snapshot_counts_the_records_that_were_sent():
     metrics = Metrics(records_sent=5, records_acked=2)
 
     snapshot = metrics.snapshot(describe_node=lambda _: None, wall_time=lambda time: time, records_buffered=4)
@@ -184,7 +184,7 @@ def test_a_snapshot_has_the_records_that_were_sent():
 
 
 def test_accepted_records_never_become_fewer():
-    """Another thread may read them while records move from the buffer to a result, and are in neither."""
+    """Another thread may read the counters while a record moves from the buffer to its result and is in neither."""
     metrics = Metrics(records_acked=2)
 
     def accepted(buffered: int, ended: Ended | None = None) -> int:
@@ -201,7 +201,7 @@ def test_accepted_records_never_become_fewer():
     assert accepted(1, metrics.ended) == 11
 
 
-def test_a_thousand_topics_have_counters_of_their_own_and_the_others_share_one():
+def test_a_thousand_topics_have_their_own_counters_and_the_others_share_one():
     metrics = Metrics()
     for number in range(1_200):
         metrics.topic(f"topic-{number}").records_acked += 1
@@ -212,8 +212,8 @@ def test_a_thousand_topics_have_counters_of_their_own_and_the_others_share_one()
     assert len(topics) == 1_001
     assert (topics[999].name, topics[999].records_acked) == ("topic-999", 1)
     assert (topics[-1].name, topics[-1].records_acked, topics[-1].retries) == ("_other", 200, 400)
-    assert metrics.topic("topic-5").name == "topic-5", "it keeps its own"
+    assert metrics.topic("topic-5").name == "topic-5", "it keeps its own counters"
 
 
-def test_a_thousand_brokers_have_counters_of_their_own():
-    assert MOST_NODES == 1_000  # test_hostile_metadata.py tests what happens beyond
+def test_a_thousand_brokers_have_their_own_counters():
+    assert MOST_NODES == 1_000  # test_hostile_metadata.py tests larger numbers of brokers

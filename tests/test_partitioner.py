@@ -26,7 +26,7 @@ from aioproducer.partitioner import (
 
 
 class Sequential(random.Random):
-    """Counts instead of being random, so that every number of a range comes up equally often."""
+    """A counter in place of random numbers, so that every number of a range occurs equally often."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -97,7 +97,7 @@ def test_murmur2_partition_is_librdkafkas(key, hashed):
     assert murmur2_partition(key, 17) == hashed % 17
 
 
-def test_consistent_random_hashes_keys_and_throws_dice_for_none_and_empty():
+def test_consistent_random_hashes_keys_and_is_random_for_none_and_empty():
     choose = ConsistentRandom(random.Random(2))
     every, available = list(range(17)), [1, 3]
 
@@ -140,7 +140,7 @@ def test_fnv1a_partition_is_librdkafkas(key, hashed):
     assert fnv1a_partition(key, 17) == hashed % 17
 
 
-def test_a_hash_takes_all_partitions_and_a_record_without_key_for_one_with_an_empty_key():
+def test_a_hash_uses_all_partitions_and_treats_a_record_without_key_as_one_with_an_empty_key():
     choose = Hashed(crc32_partition)
     every = list(range(17))
 
@@ -149,7 +149,7 @@ def test_a_hash_takes_all_partitions_and_a_record_without_key_for_one_with_an_em
     assert Hashed(murmur2_partition)(None, every, [1]) == 0x106E08D9 % 17
 
 
-def test_a_hash_with_randomness_hashes_an_empty_key_and_throws_dice_for_none():
+def test_a_hash_with_randomness_hashes_an_empty_key_and_is_random_for_none():
     choose = Hashed(fnv1a_partition, random.Random(2))
     every, available = list(range(17)), [1, 3]
 
@@ -200,7 +200,7 @@ def test_librdkafkas_other_partitioners_are_callables(name, keyed, keyless):
     assert {choose(None, every, available) for _ in range(50)} == keyless
 
 
-def test_callable_is_taken_as_it_is():
+def test_a_callable_is_used_unchanged():
     def last(key, all_partitions, available):
         return all_partitions[-1]
 
@@ -245,7 +245,7 @@ def test_random_partitioner_takes_available_partitions():
     assert {choose(None, [0, 1], []) for _ in range(50)} == {0, 1}
 
 
-def test_sticky_stays_until_its_batch_size_has_gone_there():
+def test_sticky_stays_until_a_partition_has_received_batch_size_bytes():
     sticky = UniformSticky(3, Sequential())
     available = [0, 1, 2]
     first = sticky.current(available)
@@ -257,7 +257,7 @@ def test_sticky_stays_until_its_batch_size_has_gone_there():
     assert sticky.current(available) != first
 
 
-def test_sticky_counts_anew_after_a_switch():
+def test_sticky_counts_from_zero_after_a_switch():
     sticky = UniformSticky(100, Sequential())
     available = [0, 1]
     sticky.current(available)
@@ -265,7 +265,7 @@ def test_sticky_counts_anew_after_a_switch():
     assert [sticky.used(60, available) for _ in range(6)] == [False, True, False, True, False, True]
 
 
-def test_sticky_with_one_partition_says_that_it_chose_again():
+def test_sticky_with_one_partition_reports_a_new_choice():
     sticky = UniformSticky(1, random.Random(1))
 
     for _ in range(10):
@@ -310,7 +310,7 @@ def test_sticky_is_uniform_over_available_partitions():
 @pytest.mark.promise(
     "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
 )
-def test_sticky_chooses_each_partition_once_before_any_again():
+def test_sticky_chooses_each_partition_once_before_it_repeats_one():
     sticky = UniformSticky(1, random.Random(3))
     available = list(range(12))
 
@@ -332,7 +332,7 @@ def test_sticky_begins_a_new_round_when_the_partitions_change():
     assert choices(sticky, [1, 2, 30], 3) == {1: 1, 2: 1, 30: 1}
 
 
-def test_sticky_leaves_a_partition_that_is_not_available_any_more():
+def test_sticky_leaves_a_partition_that_is_no_longer_available():
     sticky = UniformSticky(1000, random.Random(4))
     before = sticky.current([0, 1, 2])
     left = [partition for partition in range(3) if partition != before]
@@ -349,7 +349,7 @@ def test_sticky_stays_when_other_partitions_come_and_go():
 
 
 def choices(sticky, available, times):
-    """How often each partition is chosen, from the next choice on."""
+    """Return how often each partition is chosen, from the next choice on."""
     chosen = Counter()
     for _ in range(times):
         sticky.used(1, available)
@@ -373,7 +373,7 @@ def test_adaptive_choice_is_inverse_to_the_queue_sizes():
 
 
 def test_adaptive_choice_maps_numbers_to_partitions_as_kafka_does():
-    # Queues 0, 3, 1: numbers 0-3 are the first partition, 4 the second, 5-7 the third.
+    # The queue sizes are 0, 3, 1: numbers 0-3 select the first partition, 4 the second, 5-7 the third.
     sticky = UniformSticky(1, Sequential())
     sticky.update_load([0, 3, 1], [7, 8, 9])
 
@@ -404,7 +404,7 @@ def test_equal_queues_are_uniform():
     assert choices(sticky, [0, 1, 2], 300) == {0: 100, 1: 100, 2: 100}
 
 
-def test_partitions_left_out_are_not_chosen():
+def test_omitted_partitions_are_not_chosen():
     sticky = UniformSticky(1, Sequential())
 
     sticky.update_load([2, 2], [0, 2], total=3)
@@ -412,7 +412,7 @@ def test_partitions_left_out_are_not_chosen():
     assert choices(sticky, [0, 1, 2], 100) == {0: 50, 2: 50}
 
 
-def test_only_one_partition_not_left_out_gets_everything():
+def test_if_all_partitions_but_one_are_omitted_it_gets_everything():
     sticky = UniformSticky(1, Sequential())
 
     sticky.update_load([5], [1], total=3)
@@ -420,7 +420,7 @@ def test_only_one_partition_not_left_out_gets_everything():
     assert choices(sticky, [0, 1, 2], 50) == {1: 50}
 
 
-def test_all_partitions_left_out_is_uniform():
+def test_if_all_partitions_are_omitted_the_choice_is_uniform():
     sticky = UniformSticky(1, Sequential())
     sticky.update_load([1], [1], total=3)
 
@@ -454,7 +454,7 @@ def test_load_is_copied():
     assert choices(sticky, [0, 1], 10) == {0: 8, 1: 2}
 
 
-def test_same_seed_makes_the_same_choices():
+def test_the_same_seed_makes_the_same_choices():
     first, second = (UniformSticky(1, random.Random(9)) for _ in range(2))
 
     assert choices(first, list(range(10)), 100) == choices(second, list(range(10)), 100)
@@ -509,7 +509,7 @@ def test_node_without_data_stays_available():
     assert nodes.is_available(1)
 
 
-def test_timeout_of_zero_takes_every_node_for_available():
+def test_with_a_timeout_of_zero_every_node_is_available():
     nodes = NodeAvailability(timeout=0)
 
     nodes.update(1, 0.0, can_drain=False)

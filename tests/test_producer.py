@@ -1,4 +1,4 @@
-"""The front door: a producer is generic over its keys and values, and each of its kinds has the same calls."""
+"""The `Producer` class: it is generic over its keys and values, and each kind of producer has the same calls."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_a_producer_with_types_is_a_producer_of_the_same_class(kind):
     assert type(kind[str, dict[str, int]]()) is type(kind())
 
 
-def test_a_class_of_the_user_may_set_the_types_and_keep_one_open():
+def test_a_users_subclass_may_set_the_types_or_leave_one_open():
     class Orders(Producer[str, bytes]):
-        """Both types are set."""
+        """A subclass that sets both types."""
 
     class Keyed(RecordingProducer[str, aioproducer.types.V]):
-        """The type of the values is open."""
+        """A subclass that leaves the type of the values open."""
 
     assert Orders("localhost:9092").config.bootstrap_servers == (("localhost", 9092),)
     assert type(Keyed[bytes]()) is Keyed
 
 
-async def test_a_producer_with_types_sends_through_the_compiled_calls():
+async def test_a_producer_with_types_sends_through_the_compiled_methods():
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         async with Producer[bytes, bytes](cluster.bootstrap_servers) as producer:
             await producer.send_and_wait("t", b"v", b"k")
@@ -47,7 +47,7 @@ async def test_a_producer_with_types_sends_through_the_compiled_calls():
     assert Producer.send is RecordingProducer.send
 
 
-def test_the_settings_that_functions_pass_on_have_the_types_of_the_keywords():
+def test_producer_settings_have_the_types_of_the_keywords():
     keywords = get_type_hints(Producer.__init__)
     passed_on = get_type_hints(ProducerSettings)
 
@@ -64,7 +64,7 @@ def test_the_settings_that_functions_pass_on_have_the_types_of_the_keywords():
     "Public API", "the blocking producer and the double have the public names and parameters of the producer"
 )
 @pytest.mark.parametrize("kind", [blocking.Producer, RecordingProducer])
-def test_each_kind_of_producer_has_the_public_names_and_parameters_of_the_producer(kind):
+def test_each_kind_of_producer_has_the_same_public_names_and_parameters(kind):
     names = ["__init__", *(name for name in dir(Producer) if not name.startswith("_"))]
 
     assert {name for name in dir(kind) if not name.startswith("_")} >= set(names) - {"__init__"}

@@ -1,4 +1,4 @@
-"""Values that are passed around: how they are shown, compared and pickled."""
+"""The representation, comparison and pickling of value types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from aioproducer.types import Node, ProducerRecord, Secret, is_buffer, qualified_name, takes_second
 
 
-def test_a_broker_is_shown_with_its_id_and_a_bootstrap_address_without():
+def test_a_broker_is_shown_with_its_id_and_a_bootstrap_address_without_one():
     assert str(Node(3, "a", 9092)) == "broker 3 (a:9092)"
     assert str(Node(-1, "a", 9092)) == "a:9092"
 
@@ -23,7 +23,7 @@ def test_a_record_is_shown_without_its_content():
     assert repr(record) == "ProducerRecord(topic='t', partition=None, timestamp_ms=None)"
 
 
-def test_a_secret_shows_its_text_to_reveal_only():
+def test_only_reveal_returns_the_text_of_a_secret():
     secret = Secret("password")
 
     for shown in (repr(secret), str(secret), f"{secret}", f"{[secret]}"):
@@ -46,14 +46,14 @@ def test_a_copy_of_a_secret_is_the_same_object():
     assert copy.deepcopy([secret])[0] is secret
 
 
-def test_secrets_are_equal_by_their_text_and_lost_ones_only_to_themselves():
+def test_secrets_are_compared_by_their_text_and_lost_ones_by_identity():
     assert Secret("a") == Secret("a")
     assert Secret("a") != Secret("b")
     assert Secret("a") != "a"
     assert Secret(None) != Secret(None)
 
 
-def test_a_secret_of_another_type_is_refused_without_showing_it():
+def test_a_secret_of_another_type_is_rejected_without_showing_it():
     with pytest.raises(TypeError, match="a secret is a str, not bytes"):
         Secret(b"password")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aioproducer.records.interceptors import Interceptors
     from aioproducer.records.pending_record import PendingRecord
     from aioproducer.records.serializers import Serializer
+    from aioproducer.records.unretrieved import Unretrieved
 
 HEADER_SIZE: int
 LARGE_RECORD: int
@@ -133,15 +134,16 @@ class PartitionQueue:
     sequence: PartitionSequence | None
     size_hint: int
     node_id: int
-    def __init__(self, topic: str, partition: int) -> None: ...
+    @property
+    def unretrieved(self) -> Unretrieved | None: ...
+    def __init__(self, topic: str, partition: int, unretrieved: Unretrieved | None = None) -> None: ...
 
 class Topic:
     name: str
     queues: list[PartitionQueue]
-    next_partition: Callable[[int], int]
     sticky_partition: int
     sticky_bytes: int
-    def __init__(self, name: str) -> None: ...
+    def __init__(self, name: str, next_partition: Callable[[Topic], int]) -> None: ...
 
 class _Compressor(Protocol):
     @property

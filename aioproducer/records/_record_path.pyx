@@ -1105,10 +1105,13 @@ cdef class PartitionQueue:
     """The number of bytes that the next batch first reserves: the size of the last batch."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
+    cdef readonly object unretrieved
+    """The producer's unretrieved.Unretrieved, to which batches report; None for a batch that is not in a queue yet."""
 
-    def __init__(self, str topic, int partition):
+    def __init__(self, str topic, int partition, unretrieved=None):
         self.topic = topic
         self.partition = partition
+        self.unretrieved = unretrieved
         self.batches = deque()
         self.in_flight = []
         self.size_hint = 1024
@@ -1124,13 +1127,14 @@ cdef class Topic:
     cdef readonly str name
     cdef readonly list queues
     """The PartitionQueue of each partition, by number."""
-    cdef public object next_partition
-    """f(bytes sent to the sticky partition) -> the next sticky partition (KIP-794)."""
+    cdef object next_partition
+    """f(topic) -> the next sticky partition (KIP-794)."""
     cdef public int sticky_partition
     cdef public int64_t sticky_bytes
 
-    def __init__(self, str name):
+    def __init__(self, str name, next_partition):
         self.name = name
+        self.next_partition = next_partition
         self.queues = []
         self.sticky_partition = -1
 
@@ -1714,7 +1718,7 @@ cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
                                  or (topic.sticky_bytes < 2 * self.batch_size
                                      and tail.buffer.size + most <= tail.limit)):
             return topic.sticky_partition
-    topic.sticky_partition = topic.next_partition(topic.sticky_bytes)
+    topic.sticky_partition = topic.next_partition(topic)
     topic.sticky_bytes = 0
     return topic.sticky_partition
 

@@ -104,8 +104,7 @@ class Accumulator:
         topic = self.topics.get(info.name)
         if topic is None:
             sticky = UniformSticky(self._config.batch_size, self._random, self._config.partitioner_adaptive)
-            topic = Topic(info.name)
-            topic.next_partition = partial(self._next_sticky, info.name, topic.queues, sticky)
+            topic = Topic(info.name, partial(self._next_sticky, sticky))
             self.topics[info.name] = topic
         if self._applied_info.get(info.name) is not info:
             self._set_leaders(topic, info)
@@ -145,7 +144,6 @@ class Accumulator:
                 order=(next(self._orders), 0),
                 created=now,
                 deadline=now + self._config.delivery_timeout,
-                note_unretrieved=self._note_unretrieved,
             )
         except MemoryError:
             self.memory.give(capacity)
@@ -179,9 +177,7 @@ class Accumulator:
         if queue.tail is not None:
             self._close(queue.tail)
         now = self._loop.time()
-        batch.enter(
-            queue, (next(self._orders), 0), now, now + self._config.delivery_timeout, self._note_unretrieved
-        )
+        batch.enter(queue, (next(self._orders), 0), now, now + self._config.delivery_timeout)
         batch.keeps_records = self._config.enable_gapless_order
         self._enqueue(queue, batch)
         self.compressor.compress(batch)
@@ -464,7 +460,7 @@ class Accumulator:
         del topic.queues[len(info.partitions) :]
         for number in range(len(topic.queues), len(info.partitions)):
             if (info.name, number) not in self._queues:
-                self._queues[info.name, number] = PartitionQueue(info.name, number)
+                self._queues[info.name, number] = PartitionQueue(info.name, number, self.unretrieved)
             topic.queues.append(self._queues[info.name, number])
         for queue, partition in zip(topic.queues, info.partitions, strict=True):
             self._set_leader(queue, partition.leader)
@@ -529,7 +525,8 @@ class Accumulator:
         self._make_ready(batch.queue)
         self._wake.set()
 
-    def _next_sticky(self, name: str, queues: list[PartitionQueue], sticky: UniformSticky, used: int) -> int:
+    def _next_sticky(self, sticky: UniformSticky, topic: Topic) -> int:
+        name, queues, used = topic.name, topic.queues, topic.sticky_bytes
         available = self._available[name]
         if len(available) == 1:
             return available[0]
@@ -548,12 +545,4 @@ class Accumulator:
     def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
         """Count rejected records whose errors no caller has retrieved. Can be called from any thread."""
         for error in errors:
-            self.unretrieved.add(topic, error, 1)
-
-    def _note_unretrieved(self, batch: ProducerBatch) -> None:
-        topic = batch.queue.topic
-        if batch.error is not None:
-            self.unretrieved.add(topic, batch.error, batch.unretrieved)
-            return
-        for error in batch.unretrieved_errors[: batch.unretrieved]:  # the other records are in the log
             self.unretrieved.add(topic, error, 1)

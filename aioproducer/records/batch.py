@@ -56,12 +56,12 @@ class ProducerBatch(Batch):
         "last_error",
         "maybe_persisted",
         "moments",
-        "note_unretrieved",
         "order",
         "payload",
         "rebuilds",
         "refusals",
         "segments",
+        "was_given_up_on_request",
         "wire_size",
     )
 
@@ -75,7 +75,6 @@ class ProducerBatch(Batch):
         order: tuple[int, int],
         created: float,
         deadline: float,
-        note_unretrieved: Callable[[ProducerBatch], None],
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
         self.order = order
@@ -116,22 +115,16 @@ class ProducerBatch(Batch):
         self.is_counted = False
         """True from just before the records are counted by outcome, so that metrics() in another thread does not also
         count them as buffered."""
-        self.note_unretrieved = note_unretrieved
+        self.was_given_up_on_request = False
+        """True if the user asked for the failure, for example by abort_transaction(). It is not reported as
+        unretrieved."""
 
-    def enter(
-        self,
-        queue: PartitionQueue,
-        order: tuple[int, int],
-        created: float,
-        deadline: float,
-        note_unretrieved: Callable[[ProducerBatch], None],
-    ) -> None:
+    def enter(self, queue: PartitionQueue, order: tuple[int, int], created: float, deadline: float) -> None:
         """Give a batch that the user built its place in a queue."""
         self.queue = queue
         self.order = order
         self.created = created
         self.deadline = deadline
-        self.note_unretrieved = note_unretrieved
 
     def close(self) -> int:
         """Close the batch to further records. Return the number of reserved bytes that it does not need."""
@@ -190,7 +183,6 @@ class ProducerBatch(Batch):
             order=(self.order[0], self.order[1] + first),
             created=self.created,
             deadline=self.deadline,
-            note_unretrieved=self.note_unretrieved,
         )
         part.take_records(self, first, end, errors)
         part.close()
@@ -320,8 +312,14 @@ class ProducerBatch(Batch):
         self.segments = ()
 
     def __del__(self) -> None:
-        if self.unretrieved and self.parts is None and (self.error is not None or self.record_errors):
-            self.note_unretrieved(self)
+        failures = self.queue.unretrieved
+        if failures is None or not self.unretrieved or self.parts is not None or self.was_given_up_on_request:
+            return
+        if self.error is not None:
+            failures.add(self.queue.topic, self.error, self.unretrieved)
+        elif self.record_errors:  # the other records are in the log
+            for error in self.unretrieved_errors[: self.unretrieved]:
+                failures.add(self.queue.topic, error, 1)
 
 
 class FlushWait:
@@ -361,7 +359,6 @@ def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> 
         order=(-1, 0),
         created=0,
         deadline=0,
-        note_unretrieved=nobody,
     )
 
 
@@ -475,7 +472,3 @@ class BatchRecordMetadata(NamedTuple):
     size: int
     """The number of bytes that the record occupies in the batch."""
     timestamp: int
-
-
-def nobody(batch: ProducerBatch) -> None:
-    """Do nothing: the default for batches whose unretrieved errors are not reported."""

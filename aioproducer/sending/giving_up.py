@@ -10,7 +10,7 @@ from aioproducer.network.request_stream import LATE_TIMER
 from aioproducer.protocol.outcomes import Moment
 from aioproducer.records._record_path import BatchState
 from aioproducer.records.accumulator import NO_NODE, Accumulator
-from aioproducer.records.batch import ProducerBatch, nobody
+from aioproducer.records.batch import ProducerBatch
 from aioproducer.sending.numbering import Numbering
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.sending.producer_id import ProducerIdSource
@@ -95,8 +95,7 @@ class GivingUp:
                 batch.maybe_persisted = True
             else:
                 self._accumulator.forget(batch)
-            if is_wanted:
-                batch.note_unretrieved = nobody
+            batch.was_given_up_on_request = is_wanted
             self._results.give_up(batch, reason)
 
     def abort_unsent(self, why: KafkaError | None) -> None:
@@ -106,8 +105,7 @@ class GivingUp:
             if batch.state in (BatchState.OPEN, BatchState.CLOSED):
                 self._accumulator.forget(batch)
                 batch.last_error = batch.last_error or why
-                if why is None:
-                    batch.note_unretrieved = nobody  # the user wanted the records to fail
+                batch.was_given_up_on_request = why is None
                 self._results.give_up(batch, reason, TransactionAbortedError)
 
     def refuse_unnumbered(self, error: KafkaError) -> None:

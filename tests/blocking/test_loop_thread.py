@@ -30,7 +30,7 @@ def call(thread: LoopThread, function) -> Call:
     return made
 
 
-def test_a_flag_is_seen_by_all_that_wait_for_it():
+def test_a_flag_wakes_all_threads_that_wait_for_it():
     flag = Flag()
     seen: list[bool] = []
     waiting = [threading.Thread(target=lambda: seen.append(flag.wait(LONG))) for _ in range(3)]

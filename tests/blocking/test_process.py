@@ -39,7 +39,7 @@ class Script:
     def interrupt(self):
         """Send Ctrl-C as soon as the script prints "ready". Returns the seconds until it ended."""
         assert self.process.stdout.readline() == "ready\n", self.process.communicate(timeout=20)
-        time.sleep(100 * MS)  # the script is entering the call
+        time.sleep(100 * MS)  # the script now begins the call
         self.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         self.end()
@@ -111,8 +111,8 @@ def test_ctrl_c_interrupts_a_call_immediately_and_cleanly(run, cluster, frozen, 
 
     assert seconds < 3000 * MS
     assert script.out.startswith("<blocking <Producer closed")
-    assert script.out.endswith(" 1\n"), "a thread is left"
-    told = script.err.splitlines()  # about records that were dropped
+    assert script.out.endswith(" 1\n"), "a thread still runs"
+    told = script.err.splitlines()  # lines about dropped records
     assert all("no caller has looked at" in line for line in told), script.err
 
 

@@ -83,7 +83,7 @@ def module_cluster():
 def cluster(module_cluster, topic):
     module_cluster.topic(topic, 1)
     yield module_cluster
-    until(lambda: not left_behind())  # threads of the compressor end in a moment
+    until(lambda: not left_behind())  # the threads of the compressor end a moment later
     until(lambda: not [broker for broker in module_cluster.cluster._brokers if broker.connection_count])
 
 
@@ -120,7 +120,7 @@ def producer(make):
 
 
 class Held:
-    """Keeps the loop of a producer busy, so that records sent in the meantime are queued."""
+    """Keep the loop of a producer busy, so that records sent in the meantime are queued."""
 
     def __init__(self, producer):
         self._thread = producer._sends.own_thread()
@@ -341,7 +341,7 @@ def test_a_serializer_receives_the_context_and_a_record_may_have_its_own(make, c
     ]
 
 
-def test_a_record_with_a_serializer_of_its_own_is_serialized_before_send_returns(producer, cluster, topic):
+def test_a_record_with_its_own_serializer_is_serialized_before_send_returns(producer, cluster, topic):
     producer.send(topic, b"known").result(TIMEOUT)
     value = [1]
 
@@ -409,7 +409,7 @@ def test_producers_accept_settings_from_every_source(cluster, topic, tmp_path):
     "Blocking producer",
     "the blocking `send` waits while the buffer is full, and a record that is rejected later is reported",
 )
-def test_send_waits_while_the_buffer_is_full_and_goes_on_in_order(make, cluster, topic):
+def test_send_waits_while_the_buffer_is_full_and_continues_in_order(make, cluster, topic):
     producer = make(**FOUR_RECORDS_FILL_IT)
     producer.send_and_wait(topic, b"known")
     cluster.freeze()
@@ -576,7 +576,7 @@ def test_a_waiting_topic_does_not_delay_other_topics(producer, cluster, topic):
         (lambda p, t: p.start(), IllegalStateError),
     ],
 )
-def test_errors_are_those_of_the_asyncio_producer_and_come_from_the_call(make, topic, call, error_type):
+def test_errors_are_those_of_the_asyncio_producer_and_are_raised_by_the_call(make, topic, call, error_type):
     producer = make(max_block_ms=2_000_000 * MS)
     producer.send(topic, b"known").result(TIMEOUT)
 
@@ -590,7 +590,7 @@ def test_errors_are_those_of_the_asyncio_producer_and_come_from_the_call(make, t
 @pytest.mark.promise(
     "Blocking producer", "the blocking producer has the calls, parameters and errors of the asyncio producer"
 )
-def test_a_traceback_leads_into_the_asyncio_producer(producer, topic):
+def test_a_traceback_includes_the_asyncio_producer(producer, topic):
     with pytest.raises(InvalidRecordError) as caught:
         producer.send_and_wait(topic, b"v", partition=-1)
 
@@ -636,7 +636,7 @@ def test_calls_before_start_and_after_close_are_refused(cluster, topic):
         producer.start()
 
 
-def test_it_answers_questions_about_itself(producer, topic):
+def test_it_reports_its_state_and_metrics(producer, topic):
     producer.send_and_wait(topic, b"v")
 
     assert producer.ping().node.node_id >= 0
@@ -1070,7 +1070,7 @@ def interrupted_at(step, wait):
     before = sys.gettrace()
     # Python 3.12 reports instructions only to a tracer that is set after they were requested.
     sys._getframe().f_trace_opcodes = True
-    gc.disable()  # a finalizer that it calls would be interrupted, and can't raise
+    gc.disable()  # a finalizer that runs meanwhile would be interrupted, and can't raise
     sys.settrace(trace)
     try:
         wait()
@@ -1085,8 +1085,8 @@ def interrupted_at(step, wait):
 def in_a_thread_of_its_own(test):
     """Run a test that uses `interrupted_at` in a separate thread.
 
-    If another exception is raised at the very end of a handler, CPython does not reset the exception that is being
-    handled: all exceptions that this thread raises afterwards have it as context."""
+    If another exception is raised at the very end of a handler, CPython does not reset the exception that is
+    being handled: every exception that this thread raises afterwards has it as context."""
 
     @functools.wraps(test)
     def run(**fixtures):
@@ -1101,7 +1101,7 @@ def in_a_thread_of_its_own(test):
 )
 @in_a_thread_of_its_own
 def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
-    """A threading.Event would stay locked, and the loop thread would wait for it in `set`."""
+    """A threading.Event would stay locked, and the loop thread would wait for that lock in `set`."""
     steps = 0
     while True:
         steps += 1
@@ -1118,7 +1118,7 @@ def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():
 
 
 @in_a_thread_of_its_own
-def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_leaves_the_thread_known(
+def test_a_ctrl_c_anywhere_in_the_wait_for_a_delivery_does_not_lose_the_thread(
     make, cluster, topic, monkeypatch
 ):
     """Before Python 3.13 an interrupted Thread.is_alive marks a running thread as ended, so it is never joined."""
@@ -1176,7 +1176,7 @@ def test_waiting_for_a_receipt_times_out(make, cluster, topic):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are niced on Linux alone")
-def test_compression_has_the_priority_of_all_other_threads(make, cluster, topic):
+def test_compression_threads_have_the_priority_of_all_other_threads(make, cluster, topic):
     producer = make(compression_type="gzip")
 
     producer.send(topic, b"v" * 900_000).result(TIMEOUT)

@@ -38,7 +38,7 @@ def test_records_of_one_thread_keep_their_order(docs):
     assert docs.values("lane") == [b"%d" % number for number in range(200)]
 
 
-def test_a_callback_gets_the_delivery_that_is_done(docs):
+def test_a_callback_receives_the_completed_delivery(docs):
     seen = []
     with Producer(docs.cluster.bootstrap_servers) as producer:
         delivery = producer.send("lane", b"called")

@@ -59,7 +59,7 @@ def test_a_plain_record_for_a_known_topic_is_queued(producer, record):
         {"value": bytearray(b"v")},
         {"value": bytes(1 << 20)},
         {"key": "text"},
-        {"partition": 0},  # known only after a record has named it
+        {"partition": 0},  # known only after a record for it was sent
         {"partition": "0"},
         {"timestamp_ms": -1},
         {"timestamp_ms": 1.5},

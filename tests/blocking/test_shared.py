@@ -1,4 +1,4 @@
-"""The producers that a process shares: one for each set of settings, its own in a forked child, closed at the exit."""
+"""The producers that a process shares: one for each set of settings, others in a forked child, closed at exit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cluster():
 
 @pytest.fixture
 def settings(cluster):
-    before = set(threading.enumerate())  # this one, the cluster's, and those of other tests
+    before = set(threading.enumerate())  # this thread, the cluster's thread, and those of other tests
     yield {"bootstrap_servers": cluster.cluster.bootstrap_servers, **QUICK}
     close_shared_producers(0)
     assert not set(threading.enumerate()) - before
@@ -38,7 +38,7 @@ def run(cluster, topic):
     return lambda code: Script(cluster, topic, code)
 
 
-def test_the_first_call_builds_a_started_producer_and_others_return_it(cluster, settings, topic):
+def test_the_first_call_builds_a_started_producer_and_later_ones_return_it(cluster, settings, topic):
     cluster.topic(topic, 1)
 
     producer = shared_producer(**settings)
@@ -66,7 +66,7 @@ def test_settings_need_not_be_hashable(settings):
 @pytest.mark.promise(
     "Blocking producer", "a shared producer is built once for each process, whatever thread asks first"
 )
-def test_threads_that_ask_at_the_same_time_get_one_producer(settings):
+def test_threads_that_call_at_the_same_time_get_the_same_producer(settings):
     for _ in range(5):
         barrier, found = threading.Barrier(8), []
 
@@ -139,7 +139,7 @@ def test_in_an_event_loop_it_is_rejected(settings):
     asyncio.run(main())
 
 
-def test_a_log_handler_that_asks_while_one_is_built_gets_an_error_instead_of_a_deadlock(settings):
+def test_a_log_handler_that_calls_it_while_a_producer_is_built_gets_an_error_instead_of_a_deadlock(settings):
     errors = []
 
     class ToKafka(logging.Handler):
@@ -204,7 +204,7 @@ def test_a_forked_child_builds_its_own_and_the_parent_keeps_its(run, cluster, to
     )
 
 
-def test_a_fork_while_another_thread_builds_one_does_not_lock_the_child(run, cluster, topic):
+def test_a_fork_while_another_thread_builds_a_producer_does_not_block_the_child(run, cluster, topic):
     script = run(
         """
         import os, threading, time, warnings

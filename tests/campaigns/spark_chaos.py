@@ -1,12 +1,12 @@
-"""Streams whose processes are killed at every point, and the proof that each row was committed once.
+"""Kills the processes of Spark streams at every point, and checks that each row was committed exactly once.
 
     python -m tests.campaigns.spark_chaos --runs 100 --seed 1  # on the embedded cluster
     python -m tests.campaigns.spark_chaos --runs 20 --seed 1 --kafka apache  # three real brokers, or apache-3.9: v1
     python -m tests.campaigns.spark_chaos --runs 20 --seed 1 --executors  # on two executors in processes of their own
     python -m tests.campaigns.spark_chaos --runs 20 --seed 1 --topics 3  # with a column `topic`
 
-A run is one stream: its driver is killed, started again, killed elsewhere, until it gets through; then what
-read_committed consumers see is held against the rows that went in."""
+A run is one stream: its driver is killed, restarted and killed elsewhere until the stream is finished. Then the rows
+that read_committed consumers see are compared with the rows that went in."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ from tests.support.spark_stage import call_in, in_a_thread, stage
 
 PARTITIONS = 3
 ROWS = 40
-"""Of a file, which is a micro-batch."""
+"""Rows in a file; each file is a micro-batch."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Crash(NamedTuple):
-    """What happens while a driver writes the files that are new."""
+    """A fault that strikes while a driver writes the new files."""
 
     point: str
-    """As spark.md counts them."""
+    """The crash point, numbered as in spark.md."""
     place: str = ""
     act: str = ""
     visit: int = 1
     sink: Mapping[str, str] = NOTHING
-    """Options of the sink, until it has happened."""
+    """Options of the sink until the fault has struck."""
     fault: Mapping[str, Any] = NOTHING
-    """Of the cluster, as the embedded one's script of faults has them; answers of real brokers can be lost as well."""
+    """Arguments of a fault in the embedded cluster's script. With real brokers, only a lost answer is possible."""
     victim: str = ""
-    """Of real brokers, the one that is killed: "leader" of the topic's first partition, or "coordinator"."""
+    """The real broker to kill: "leader" of the topic's first partition, or "coordinator"."""
     delay: float = 0.0
-    """Seconds from the place to its death."""
+    """Seconds from reaching the place until the broker is killed."""
 
 
 DEATHS = {
@@ -78,45 +78,46 @@ DEATHS = {
     "F13": Crash("F13", "commit", "rival"),
     "leader": Crash("leader", fault={"api_key": ApiKey.PRODUCE, "down_for": 0.5}),
 }
-"""All that can be done to a driver, its tasks and its brokers."""
+"""All faults of a driver, its tasks and its brokers."""
 REAL_DEATHS = {
     **DEATHS,
     "F11": Crash("F11", "end", "broker", victim="coordinator"),
     "leader": Crash("leader", "before row", "broker", victim="leader"),
 }
-"""The same where the brokers are real, and are killed."""
+"""The same faults with real brokers, which are killed."""
 EXECUTOR = {
     "F3 executor": Crash("F3", "row", "executor"),
     "F3 acknowledged": Crash("F3", "acknowledged", "executor"),
 }
-"""What can be done besides where executors are processes of their own."""
+"""Further faults, if executors run in their own processes."""
 EXECUTORS = "local-cluster[2,1,512]"
 AT_LEAST_ONCE = ("F5", "leader")
-"""What the other mode survives as well."""
+"""Faults that at-least-once delivery also survives."""
 
 
 class Mishap(Protocol):
-    """What is to happen between the sink and the brokers."""
+    """A fault between the sink and the brokers."""
 
     @property
     def is_used_up(self) -> bool:
-        """It has happened."""
+        """True once it has struck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run writes to, and how that is read."""
+    """The cluster that a run writes to, and how to read it."""
 
     servers: str
     committed: Callable[[str], list[bytes]]
     fault: Callable[..., AbstractContextManager[Mishap]] | None = None
-    """For a block, one more in the script of the embedded cluster, or in the network in front of real brokers."""
+    """Adds a fault for the duration of a block: to the embedded cluster's script, or to the network in front of real
+    brokers."""
     kafka: ApacheKafka | None = None
-    """Real brokers."""
+    """The real brokers; None for the embedded cluster."""
 
     def victim(self, crash: Crash, name: str, topic: str) -> int:
-        """The process of the broker that is to be killed: the leader of the topic, or the coordinator of the query of
-        that name. The first one who asks for a coordinator has it made."""
+        """Return the process id of the broker to kill: the topic's leader, or the coordinator of the query called
+        `name`. The first request for a coordinator creates it."""
         assert self.kafka is not None
         pids = {node.id: node.pid for node in self.kafka.nodes if node.pid is not None}
         deadline = time.monotonic() + 30
@@ -126,14 +127,14 @@ class Place:
                 if crash.victim == "leader"
                 else coordinator_of(self.servers, f"tx-{name}")
             )
-            with suppress(OSError):  # of a broker that is not back yet
+            with suppress(OSError):  # the broker is not back yet
                 if (found := asyncio.run(finding)) in pids:
                     return pids[found]
             time.sleep(0.1)
         raise AssertionError(f"there is no {crash.victim}")
 
     def mend(self) -> int:
-        """Start the real brokers that are dead. Returns how many there were."""
+        """Start the real brokers that are dead. Return how many there were."""
         dead = [node.id for node in self.kafka.nodes if node.pid is None] if self.kafka else []
         for node in dead:
             assert self.kafka is not None
@@ -142,11 +143,11 @@ class Place:
 
 
 class Broken(AssertionError):
-    """Rows are missing, or there twice."""
+    """Rows are missing or duplicated."""
 
 
 def write_files(folder: Path, count: int, first: int = 0, rows: int = ROWS) -> None:
-    """Files of rows whose values are all different. The source takes them in the order of their times."""
+    """Write files whose row values are all different. The source takes the files in the order of their times."""
     folder.mkdir(exist_ok=True)
     for number in range(first, first + count):
         lines = [
@@ -201,10 +202,10 @@ class Run:
         """Let the driver write what is new.
 
         Returns:
-            0, or less if it was killed.
+            0, or a negative number if the driver was killed.
 
         Raises:
-            Broken: the query failed too often, or nothing has happened of what was to happen.
+            Broken: the query failed too often, or the fault did not strike.
         """
         told = crash or Crash("whole")
         with ExitStack() as stack:
@@ -221,7 +222,7 @@ class Run:
         if ended.code > 0:
             raise Broken(f"the query failed too often: {self.log[-1]}")
         if died is not int(bool(told.victim)):
-            raise Broken(f"{died} brokers have died: {self.log[-1]}")
+            raise Broken(f"{died} brokers died: {self.log[-1]}")
         killed = ended.code < 0
         if killed is not (told.act == "driver") or (not killed and told.place and ended.visits < told.visit):
             raise Broken(f"{told.point} was not played: {self.log[-1]}")
@@ -252,10 +253,10 @@ class Run:
         )
 
     def check(self, *, twice_is_fine: bool = False) -> None:
-        """Every row of every file once, and nothing else; or at least once.
+        """Check that every row of every file is there once, or at least once if `twice_is_fine`, and nothing else.
 
         Raises:
-            Broken: it is not so.
+            Broken: a row is missing, duplicated or unknown.
         """
         expected = sorted(b"v%d" % row for row in range(self.files * ROWS))
         found = sorted(value for topic in self.topics for value in self._place.committed(topic))
@@ -272,7 +273,7 @@ class Run:
 
 @contextmanager
 def embedded(**settings: object) -> Iterator[Place]:
-    """The embedded cluster."""
+    """An embedded cluster."""
     with stage(3, default_partitions=PARTITIONS, **settings) as cluster:
 
         @contextmanager
@@ -290,12 +291,12 @@ def embedded(**settings: object) -> Iterator[Place]:
 def apache(
     kafka: ApacheKafka, fault: Callable[..., AbstractContextManager[Mishap]] | None = None
 ) -> Iterator[Place]:
-    """A real one that runs already."""
+    """A real cluster that is already running."""
     yield Place(kafka.bootstrap_servers, partial(committed, kafka.bootstrap_servers), fault, kafka)
 
 
 def committed(servers: str, topic: str) -> list[bytes]:
-    """The values that confluent-kafka's read_committed sees, sorted."""
+    """Return the values that confluent-kafka reads with read_committed, sorted."""
     log = asyncio.run(read_back(servers, topic, committed_only=True))
     return sorted(record.value or b"" for records in log.values() for record in records)
 
@@ -304,7 +305,7 @@ def committed(servers: str, topic: str) -> list[bytes]:
 def three_brokers(
     version: str | None = None, *, request: pytest.FixtureRequest | None = None
 ) -> Iterator[Place]:
-    """Real ones of which one may die, and whose answers may be lost on the way."""
+    """Three real brokers, of which one can be killed and whose answers can be lost."""
     everywhere = ("transaction.state.log", "offsets.topic")
     copies: dict[str, object] = {f"{topic}.replication.factor": 3 for topic in everywhere}
     gives_up_soon = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
@@ -334,14 +335,14 @@ def three_brokers(
 
 
 async def coordinator_of(servers: str, transactional_id: str) -> int:
-    """The broker that keeps its transactions; -1: none does at the moment."""
+    """Return the id of the broker that coordinates this transactional id; -1 if there is none at the moment."""
     async with RawClient(servers.split(",")[0]) as client:
         answer = await client.ask(FindCoordinatorRequest(key=transactional_id, key_type=1), 3)
     return answer.node_id
 
 
 def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) -> int:
-    """Each crash with two files before it; then, if the driver was killed, what it has left; then the proof.
+    """Add two files before each crash. If the last one killed the driver, finish the stream. Then check the rows.
 
     Returns:
         How many processes were killed.
@@ -359,24 +360,24 @@ def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Seeded runs until there were enough; 1 if one of them broke the promise."""
+    """Play as many seeded runs as were asked for; return 1 if one of them broke the promise."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--crashes", type=int, default=2, help="of each run")
-    parser.add_argument("--topics", type=int, default=1, help="of each run")
+    parser.add_argument("--crashes", type=int, default=2, help="crashes in each run")
+    parser.add_argument("--topics", type=int, default=1, help="topics in each run")
     parser.add_argument("--kafka", choices=["embedded", "apache", "apache-3.9"], default="embedded")
     parser.add_argument(
-        "--executors", action="store_true", help="two in processes of their own, which are killed as well"
+        "--executors", action="store_true", help="two executors in their own processes, which are also killed"
     )
     told = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the driver has a session of its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the driver runs in its own session
     deaths = dict(DEATHS if told.kafka == "embedded" else REAL_DEATHS)
     if (
         told.executors
-    ):  # Spark tries a failed task again there, and so gives no batch up while a zombie waits for that
+    ):  # Spark retries a failed task there and never gives up the batch, which a zombie waits for
         del deaths["F4"]
         deaths |= EXECUTOR
     points: Counter[str] = Counter()
@@ -410,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     try:
                         killed += play(run, crashes, shuffles=shuffles)
-                    except AssertionError as error:  # a Broken, or what else is not as it should be
+                    except AssertionError as error:  # Broken, or another failed assertion
                         broken += 1
                         driver.kill()
                         print(

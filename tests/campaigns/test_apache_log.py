@@ -1,4 +1,4 @@
-"""What the tests on a real Kafka read from DumpLogSegments is exact: a doubtful line fails them."""
+"""The reader of DumpLogSegments output is strict: any doubtful line fails a test on a real Kafka."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_batches_and_records_are_read():
         ("Log starting offset: 0", "Found 8 invalid bytes at the end of 0.log"),
     ],
 )
-def test_what_kafkas_tool_doubts_fails_a_test(line, said):
+def test_doubtful_output_of_kafkas_tool_fails_a_test(line, said):
     with pytest.raises(AssertionError):
         parsed(DUMPED.replace(line, said))
 
@@ -60,11 +60,11 @@ def test_a_gap_in_the_sequence_fails_a_test(first, second):
 
 
 @pytest.mark.parametrize(("first", "second"), [((0, 0), (0, 2)), ((0, 0), (1, 0))])
-def test_a_sequence_goes_on_and_a_new_epoch_begins_anew(first, second):
+def test_a_sequence_continues_and_a_new_epoch_begins_at_0(first, second):
     assert_sequences_continue([batch(*first), batch(*second)])
 
 
 def batch(epoch: int, sequence: int) -> DumpedBatch:
-    """Two records with numbers from `sequence` on."""
+    """Return a batch of two records, numbered from `sequence`."""
     records = [DumpedRecord(0, 0, 0, 0, number, "") for number in (sequence, sequence + 1)]
     return DumpedBatch(0, 1, 2, sequence, sequence + 1, 5, epoch, False, False, "none", 0, records)

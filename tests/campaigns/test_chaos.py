@@ -1,7 +1,7 @@
-"""Faults against three real brokers, judged by what confluent-kafka reads: the short version of `make chaos`.
+"""Faults on three real brokers, judged by what confluent-kafka reads: a short version of `make chaos`.
 
-Also that the oracle convicts, that the proxies do what they are asked, and fencing by Kafka's own producer, the one
-in Java. A failure names the command that plays its schedule again."""
+Further tests check that the oracle finds broken promises, that the proxies do what they are asked, and that our
+producer and Kafka's Java producer fence each other. A failure names the command that replays its schedule."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ SHORT = {
     ),
     V1: plan(V1, 1, ("coordinator killed in mid-commit", "half-open")),
     V2: plan(V2, 1, ("coordinator frozen in mid-commit", "cut after an EndTxn", "throttled")),
-    # This seed has the upgrade first, so that transactions of both levels are committed.
+    # With this seed the upgrade comes first, so transactions of both levels are committed.
     UPGRADE: plan(UPGRADE, 2, ("transaction.version raised", "frozen", "answers lost")),
-    # No leader is lost, so that acks=1 promises something.
+    # No leader is lost, so acks=1 keeps its promises.
     ACKS: plan(ACKS, 1, ("cut after a Produce", "answers lost")),
     COPY: plan(COPY, 1, ("kill -9", "cut after a Produce")),
 }
-"""What each kind of workload goes through at each run of the tests."""
+"""The schedule of each kind of workload in every test run."""
 
 OPENED_ONCE = 2
-"""Sockets that libraries open for the process; one producer that left its connections would have more."""
+"""Sockets that libraries open once per process. A producer that left its connections open would add more."""
 
 
 @pytest.mark.promise(
@@ -86,7 +86,7 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
 
     history = result.history
     assert not result.broken, str(result)
-    assert set(history.fired) == set(SHORT[kind].among), "each of them struck"
+    assert set(history.fired) == set(SHORT[kind].among), "each fault struck"
     assert sum(sent.told is Told.ACKNOWLEDGED for sent in history.sent) > 100
     levels = {IDEMPOTENT: set(), ACKS: set(), V1: {"v1"}, V2: {"v2"}, UPGRADE: {"v1", "v2"}, COPY: {"v2"}}
     assert set(history.levels) == levels[kind]
@@ -100,7 +100,7 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
 
 @dataclass
 class MadeUp:
-    """A run that nobody played, and the logs that it left: topic to number by offset, all in partition 0."""
+    """An invented run and its logs: for each topic the number at each offset, all in partition 0."""
 
     history: ChaosHistory
     logs: dict[str, dict[int, int]]
@@ -194,7 +194,7 @@ def not_persisted_and_there(run):
     run.logs[STEADY][20] = 3
 
 
-def sent_by_nobody(run):
+def never_sent(run):
     run.logs[STEADY][20] = 99
 
 
@@ -265,7 +265,7 @@ LIES: dict[Callable[[MadeUp], None], str] = {
     twice: "nothing_is_there_twice",
     out_of_order: "order_is_kept",
     not_persisted_and_there: "nothing_not_persisted_is_there",
-    sent_by_nobody: "nothing_is_there_that_nobody_sent",
+    never_sent: "nothing_is_there_that_was_never_sent",
     late: "every_call_and_delivery_ends_in_time",
     never_ended: "every_call_and_delivery_ends_in_time",
     committed_in_part: "transactions_are_visible_as_told",
@@ -277,28 +277,28 @@ LIES: dict[Callable[[MadeUp], None], str] = {
     somewhere_else_in_its_input: "each_group_is_where_its_last_commit_left_it",
     copied_twice: "every_record_is_copied_once",
     not_copied: "every_record_is_copied_once",
-    lost_with_acks_1: "with_acks_1_only_a_lost_leader_takes_records_along",
-    out_of_order_with_acks_1: "with_acks_1_only_a_lost_leader_takes_records_along",
+    lost_with_acks_1: "with_acks_1_only_a_lost_leader_loses_records",
+    out_of_order_with_acks_1: "with_acks_1_only_a_lost_leader_loses_records",
     twice_with_acks_0: "with_acks_0_nothing_is_sent_twice",
     out_of_order_with_acks_0: "with_acks_0_nothing_is_sent_twice",
 }
-"""What may be wrong with a run, and the rule that has to say so."""
+"""Ways in which a run can be wrong, and the rule that must report each."""
 
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
-def test_the_oracle_of_chaos_believes_an_honest_run():
+def test_the_oracle_of_chaos_accepts_a_correct_run():
     assert made_up().verdict() == []
 
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_the_oracle_of_chaos_convicts(lie):
+def test_the_oracle_of_chaos_reports(lie):
     run = made_up()
 
     lie(run)
@@ -308,9 +308,9 @@ def test_the_oracle_of_chaos_convicts(lie):
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
-def test_each_rule_of_chaos_has_a_lie_that_it_convicts():
+def test_each_rule_of_chaos_has_a_lie_that_it_reports():
     assert set(LIES.values()) == {rule.__name__ for rule in (*RULES, *WEAKER_RULES)}
 
 
@@ -320,7 +320,7 @@ def test_each_rule_of_chaos_has_a_lie_that_it_convicts():
     "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
 )
 @pytest.mark.parametrize("lie", [lost_with_acks_1, out_of_order_with_acks_1], ids=lambda lie: lie.__name__)
-def test_with_acks_1_a_leader_that_is_lost_may_take_records_along(lie):
+def test_with_acks_1_a_lost_leader_may_lose_records(lie):
     run = made_up()
     run.history.copies = None
     run.history.fired["kill -9"] = 1
@@ -335,7 +335,7 @@ def test_with_acks_1_a_leader_that_is_lost_may_take_records_along(lie):
     "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
     "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
 )
-def test_with_acks_0_records_may_be_lost_and_a_broker_that_woke_may_read_them_in_another_order():
+def test_with_acks_0_records_may_be_lost_and_a_resumed_broker_may_reorder_them():
     run = made_up()
     run.history.copies = None
     run.history.fired["frozen"] = 1
@@ -347,7 +347,7 @@ def test_with_acks_0_records_may_be_lost_and_a_broker_that_woke_may_read_them_in
     assert run.history.lost == {"acks=0": 1, "acks=1": 0}
 
 
-def test_records_may_go_with_the_log_of_a_deleted_topic_and_later_ones_may_not():
+def test_records_of_a_deleted_topic_may_be_lost_and_later_ones_may_not():
     run = made_up()
     run.history.made_anew_at = 3.0
 
@@ -361,7 +361,7 @@ def test_records_may_go_with_the_log_of_a_deleted_topic_and_later_ones_may_not()
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 def test_a_seed_is_one_plan_with_each_fault_once():
     for kind in KINDS:
@@ -373,15 +373,15 @@ def test_a_seed_is_one_plan_with_each_fault_once():
     assert {plan(V1, seed).version for seed in (1, 2)} == {"3.9.2", "4.3.1"}
 
 
-def test_the_short_schedules_have_most_faults_in_them():
+def test_the_short_schedules_contain_most_faults():
     untried = set(FAULTS) - {name for which in SHORT.values() for name in which.among}
 
-    assert untried == {"rolling restart", "two of three down"}, "only what takes long is left to `make chaos`"
+    assert untried == {"rolling restart", "two of three down"}, "only slow faults are left to `make chaos`"
 
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command plays again",
+    "the oracle of `make chaos` finds broken promises, and a seed is one plan that one command replays",
 )
 def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again():
     which = plan(V2, 7, ("frozen",))
@@ -403,7 +403,7 @@ def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again(
     assert "kill -9" in told.partition("never struck: ")[2]
 
 
-def test_what_grows_from_schedule_to_schedule_is_a_failure():
+def test_growth_from_schedule_to_schedule_is_a_failure():
     tally = Tally()
     for number in range(20):
         tally.samples.append(Sample(60.0 * number, {"sockets": 10 + number // 4, "tasks": 3}))
@@ -412,11 +412,11 @@ def test_what_grows_from_schedule_to_schedule_is_a_failure():
 
     assert "| sockets | 10 | 14 | +14.12 |" in told
     assert "| tasks | 3 | 3 | +0.00 |" in told
-    assert "failures: 1\nit grows and grows: sockets: 3.5 more" in told
+    assert "failures: 1\nsteady growth: sockets: 3.5 more" in told
     assert tally.grown
 
 
-def test_what_is_needed_at_the_beginning_is_no_growth():
+def test_growth_during_the_warm_up_is_not_a_failure():
     tally = Tally()
     for number in range(20):
         tally.samples.append(Sample(60.0 * number, {"sockets": 10 if number < 4 else 30 + number % 2}))
@@ -459,7 +459,7 @@ def test_ctrl_c_ends_chaos_with_its_report_and_without_its_brokers(tmp_path):
 
 @asynccontextmanager
 async def proxied():
-    """A network in front of one "broker" that says every frame again, and the frames that it got."""
+    """A network in front of one "broker" that echoes every frame, and the frames that it received."""
     got: list[bytes] = []
 
     async def say_again(reader, writer):
@@ -486,7 +486,7 @@ def frame(api_key, body=b""):
     return len(content).to_bytes(4) + content
 
 
-async def test_a_cut_comes_behind_the_request_and_before_its_answer():
+async def test_a_cut_comes_after_the_request_and_before_its_answer():
     async with proxied() as (network, got):
         reader, writer = await asyncio.open_connection(HOST, network.proxies[0].port)
         trap = network.lay(26)
@@ -502,7 +502,7 @@ async def test_a_cut_comes_behind_the_request_and_before_its_answer():
         writer.close()
 
 
-async def test_a_trap_lets_so_many_requests_pass():
+async def test_a_trap_lets_the_skipped_requests_pass():
     async with proxied() as (network, _):
         reader, writer = await asyncio.open_connection(HOST, network.proxies[0].port)
         trap = network.lay(26, skip=1)
@@ -519,7 +519,7 @@ async def test_a_trap_lets_so_many_requests_pass():
 
 
 @pytest.mark.parametrize("answers_only", [False, True])
-async def test_a_half_open_connection_stays_and_says_nothing_while_new_ones_work(answers_only):
+async def test_a_half_open_connection_stays_open_and_silent_while_new_ones_work(answers_only):
     async with proxied() as (network, got):
         address = HOST, network.proxies[0].port
         reader, writer = await asyncio.open_connection(*address)
@@ -541,7 +541,7 @@ async def test_a_half_open_connection_stays_and_says_nothing_while_new_ones_work
         await until(lambda: not network.connections)
 
 
-async def test_a_throttled_proxy_takes_its_time_and_loses_nothing():
+async def test_a_throttled_proxy_is_slow_and_loses_nothing():
     async with proxied() as (network, _):
         reader, writer = await asyncio.open_connection(HOST, network.proxies[0].port)
         network.proxies[0].rate = 20_000
@@ -570,7 +570,7 @@ async def test_a_proxy_hangs_up_while_its_broker_is_down():
 
 
 def of_java(kafka, name, *, records, transaction_ms):
-    """Kafka's performance tool: its producer sends numbers from 0 on, in transactions of this length."""
+    """Run Kafka's performance tool: its producer sends numbers from 0, in transactions of this length."""
     return kafka.run_tool(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", name, "--num-records", str(records), "--throughput", "50", "--payload-monotonic"),
@@ -580,7 +580,7 @@ def of_java(kafka, name, *, records, transaction_ms):
 
 
 async def length(kafka, topic):
-    """How long a log of one partition is at the moment; somebody may be writing to it."""
+    """Return the current length of a log with one partition; a producer may still be writing to it."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     place = TopicPartition(topic, 0)
     found = admin.list_offsets({place: OffsetSpec.latest()})
@@ -604,7 +604,7 @@ async def test_fencing_between_aioproducer_and_the_java_producer(each_kafka):
                 await ours.abort_transaction()
 
         before = await length(kafka, name)
-        # One transaction of some seconds, at the end of which the tool learns what became of it.
+        # One transaction of some seconds. The tool learns its outcome only at the end.
         theirs = asyncio.create_task(of_java(kafka, name, records=400, transaction_ms=600_000))
         while await length(kafka, name) == before:  # the tool sets no event
             assert not theirs.done(), theirs

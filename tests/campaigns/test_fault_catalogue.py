@@ -1,4 +1,4 @@
-"""The fault catalogue: each scenario of the simulation with several seeds, and a list that leaves no id out."""
+"""The fault catalogue: each scenario of the simulation with several seeds, and a check that every id is covered."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_a_scenario_ends_as_it_should_and_every_promise_is_kept(scenario):
 def test_each_id_of_the_catalogue_is_played_somewhere_or_known_to_be_missing():
     assert len(IDS) == 202
     assert set(IDS) == PLAYED | ELSEWHERE.keys() | MISSING.keys()
-    assert len(PLAYED) + len(ELSEWHERE) + len(MISSING) == len(IDS), "each stands in one place"
+    assert len(PLAYED) + len(ELSEWHERE) + len(MISSING) == len(IDS), "each id is in exactly one place"
 
 
 @pytest.mark.parametrize("number", sorted(ELSEWHERE))
-def test_what_is_played_elsewhere_is_there(number):
+def test_each_test_that_plays_an_id_elsewhere_exists(number):
     module, test = ELSEWHERE[number]
     source = (TESTS / f"{module}.py").read_text()
 
@@ -60,7 +60,7 @@ def test_most_of_the_catalogue_is_simulated():
 
 
 @pytest.mark.slow
-def test_a_scenario_convicts_new_numbers_for_a_batch_in_doubt():
+def test_a_scenario_finds_new_numbers_for_a_batch_in_doubt():
     (scenario,) = (one for one in SCENARIOS if one.name == "a_batch_in_doubt_is_in_the_log_of_the_new_topic")
 
     with renumbered_for_new_topic():
@@ -100,7 +100,7 @@ def test_a_finding_names_the_command_that_plays_it_again(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_id_that_is_not_simulated_is_refused(monkeypatch, capsys):
+def test_an_id_that_is_not_simulated_is_rejected(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["play_catalogue", "--only", "X1"])
 
     with pytest.raises(SystemExit):
@@ -124,7 +124,7 @@ def test_findings_end_the_command_with_status_1_and_ctrl_c_with_a_report():
         text=True,
     )
     assert command.stderr is not None
-    assert command.stderr.readline(), "it reports its progress"
+    assert command.stderr.readline(), "no progress was reported"
     command.send_signal(signal.SIGINT)
     out, error = command.communicate(timeout=60)
 

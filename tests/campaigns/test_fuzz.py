@@ -1,4 +1,4 @@
-"""A million mutated frames, and the proof that the fuzzer would find a decoder that breaks its promise."""
+"""A million mutated frames, and checks that the fuzzer finds decoders that break their promises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 FRAMES = 1_000_000
 SEED = 1
 PARTS = 4
-"""Tests that share the frames: none of them comes near the time limit of a test."""
+"""Tests that share the frames, so that none comes near the time limit of a test."""
 
 
 @pytest.mark.promise(
@@ -38,7 +38,7 @@ PARTS = 4
     "peer's word",
 )
 @pytest.mark.parametrize("part", range(PARTS))
-def test_of_a_million_mutated_frames_each_is_taken_or_refused_as_a_protocol_error(part):
+def test_each_of_a_million_mutated_frames_is_decoded_or_raises_protocol_error(part):
     share = FRAMES // PARTS
 
     tally = Fuzzer(SEED).feed(part * share, share)
@@ -47,7 +47,7 @@ def test_of_a_million_mutated_frames_each_is_taken_or_refused_as_a_protocol_erro
     assert tally.frames == share
     assert tally.sampled >= share // 64
     for target in TARGETS:
-        # Neither are all frames so broken that nothing is looked at, nor are they valid.
+        # Some frames are valid, and many are not.
         assert tally.taken[target.name] > share * target.share / 100 * 0.05, target.name
         assert tally.refused[target.name] > share * target.share / 100 * 0.3, target.name
 
@@ -61,7 +61,7 @@ def test_each_response_is_fed_in_each_of_its_versions():
     fed = Counter()
     for block in range(20):
         about = drawn(SEED, block * 1000 + 999)
-        assert about == drawn(SEED, block * 1000 + 999), "a frame is made again from its number"
+        assert about == drawn(SEED, block * 1000 + 999), "a frame is reproducible from its number"
     fuzzed = {(valid.message, valid.version) for valid in responses()}
     assert fuzzed == set(RESPONSES)
     source = random.Random(SEED)
@@ -90,7 +90,7 @@ def test_the_fuzzer_finds_a_planted_bug(bug):
     "three times more): a long array is validated at once and its elements are decoded on access",
 )
 def test_an_answer_takes_at_most_four_times_its_frame():
-    """Beside 8 KiB: what is made of short arrays at its start, and the message itself."""
+    """The limit also allows 8 KiB for short arrays at the start of the frame and for the message itself."""
     for message, version, what, frame in chain(heaviest(100), heaviest(8 * 1024), bushy()):
         peak, _ = taken(message, version, frame)
 
@@ -112,9 +112,9 @@ def test_an_answer_takes_at_most_four_times_its_frame():
     ],
     ids=["narrow", "two bytes", "wide at its end", "wider and wider"],
 )
-def test_a_text_takes_four_times_its_bytes_and_while_it_is_decoded_three_times_more(text):
-    """Python keeps all characters as wide as the widest, and both texts while it finds a wider one. The longest text
-    has 32,767 bytes, so this is a constant."""
+def test_a_text_takes_four_times_its_bytes_and_three_times_more_while_it_is_decoded(text):
+    """Python stores all characters as wide as the widest one; when it meets a wider one, it keeps the old and the new
+    text for a moment. The longest text has 32,767 bytes, so the extra memory is bounded by a constant."""
     answer = SaslAuthenticateResponse(error_message=text)
     frame = b"".join(encode_response(answer, 2, CORRELATION_ID))[4:]
 
@@ -125,8 +125,8 @@ def test_a_text_takes_four_times_its_bytes_and_while_it_is_decoded_three_times_m
 
 
 def taken(message: type[Message], version: int, frame: bytes) -> tuple[int, int]:
-    """The bytes that are allocated at most while the frame is decoded, and those that are kept."""
-    decode_response(message, version, frame, CORRELATION_ID)  # what is allocated once is not to be measured
+    """Return the peak of allocated bytes while the frame is decoded, and the bytes that remain allocated."""
+    decode_response(message, version, frame, CORRELATION_ID)  # warm up: one-time allocations are not measured
     tracemalloc.start()
     try:
         answer = decode_response(message, version, frame, CORRELATION_ID)
@@ -165,7 +165,7 @@ def test_the_command_counts_what_it_fed():
 @pytest.mark.promise(
     "Simulation and fuzzing", "the fuzzer finds a planted bug, and one command feeds a frame again"
 )
-def test_the_command_that_is_printed_feeds_the_frame_again():
+def test_the_printed_command_feeds_the_frame_again():
     bug = next(bug for bug in BUGS if "UTF-8" in bug.name)
     finding = bug.convicted_by(SEED)
 

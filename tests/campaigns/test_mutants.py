@@ -1,4 +1,4 @@
-"""The changes that `make mutants` makes: each kind of them, on a line of code."""
+"""Each kind of change that `make mutants` makes, on a line of code."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_code_is_changed_in_each_way_that_a_test_should_notice(source, expected)
     assert changes(source) == expected
 
 
-def test_a_mutant_is_the_whole_module_with_one_change_and_says_where_it_is():
+def test_a_mutant_is_the_whole_module_with_one_change_and_names_its_place():
     source = "class C:\n    def f(self):\n        return 1 + 2\n"
 
     mutants = list(mutants_of(source, {}))
@@ -84,15 +84,15 @@ def test_a_mutant_is_the_whole_module_with_one_change_and_says_where_it_is():
     assert len({mutant.source for mutant in mutants}) == len(mutants)
 
 
-def test_members_of_an_enum_stay_as_they_are():
+def test_members_of_an_enum_are_not_changed():
     assert list(mutants_of("class Kind(Enum):\n    A = 1\n", {"Kind": Kind})) == []
 
 
 @pytest.mark.parametrize("module", sorted({entry.module for entry in Config.read().equivalent}))
-def test_each_mutant_that_is_not_counted_is_one_that_is_made(module):
+def test_each_excluded_mutant_exists(module):
     source = (ROOT / module).read_text(encoding="utf-8")
 
-    assert len(counted(module, source, Config.read())) > 0  # which asks for each that it takes away
+    assert len(counted(module, source, Config.read())) > 0  # it asserts that each of them exists
 
 
 @pytest.mark.promise(
@@ -114,7 +114,7 @@ def test_a_sample_is_the_same_for_the_same_seed():
 
 
 @pytest.mark.parametrize("group", Config.read().groups, ids=lambda group: group.modules[0])
-def test_each_suite_has_tests_that_are_there(group):
+def test_the_test_files_of_each_suite_exist(group):
     for file in group.suite:
         assert (ROOT / file).is_file(), file
     assert group.most_seconds <= 60

@@ -1,6 +1,6 @@
-"""Random faults against random workloads in virtual time, judged by the oracle; and bugs that it has to find.
+"""Random faults on random workloads in virtual time, judged by the oracle; and planted bugs that it must find.
 
-A failure names the command that plays it again; `make soak` runs as many as you like."""
+A failure names the command that replays it; `make soak` plays as many runs as you like."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from tests.campaigns.simulation.unseen import UNSEEN
 pytestmark = pytest.mark.slow
 
 SEEDS = 12
-"""Of each workload, at each run of the tests."""
+"""Seeds per workload in every test run."""
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.promise("Simulation and fuzzing", "under any schedule of faults, what a sender is told is true")
+@pytest.mark.promise(
+    "Simulation and fuzzing", "under any schedule of faults, every result that a sender gets is true"
+)
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "no request of an old epoch is under way for a partition that gets a batch of the next one (invariant 4)",
+    "no request of an old epoch is in flight for a partition that gets a batch of the next one (invariant 4)",
 )
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,17 +65,19 @@ def test_every_promise_is_kept_under_one_kind_of_fault(name):
         assert not result.broken, f"{result} (of {name} alone)"
         fired += result.history.fired[name]
 
-    assert fired, "a kind of fault that never strikes tests nothing"
+    assert fired, "this kind of fault never struck"
 
 
-@pytest.mark.promise("Simulation and fuzzing", "under any schedule of faults, what a sender is told is true")
+@pytest.mark.promise(
+    "Simulation and fuzzing", "under any schedule of faults, every result that a sender gets is true"
+)
 @pytest.mark.promise(
     "Simulation and fuzzing",
     "random schedules find each planted bug, or it is listed with the reason and the test that finds it",
 )
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "no request of an old epoch is under way for a partition that gets a batch of the next one (invariant 4)",
+    "no request of an old epoch is in flight for a partition that gets a batch of the next one (invariant 4)",
 )
 @pytest.mark.promise(
     "Simulation and fuzzing",
@@ -81,14 +85,14 @@ def test_every_promise_is_kept_under_one_kind_of_fault(name):
     "answered; with transactions v1 neither changes the other's transaction (invariant 13)",
 )
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_the_oracle_convicts(bug):
+def test_the_oracle_finds_the_planted_bug(bug):
     convicted = bug.convicted_by()
 
-    assert convicted is not None, f"{bug.seeds} seeds, and nothing was noticed"
+    assert convicted is not None, f"not found with {bug.seeds} seeds"
 
 
 def test_one_run_in_seven_is_undisturbed():
-    """What fails there fails for no reason."""
+    """Such a run has no fault that could excuse a failure."""
     for kind in KINDS:
         undisturbed = [seed for seed in range(1, 501) if not plan(kind, seed).is_disturbed]
 
@@ -100,7 +104,7 @@ def test_one_run_in_seven_is_undisturbed():
     "schedules draw `enable_gapless_order` and `enable_endless_retries`, and the oracle judges what they "
     "promise",
 )
-def test_the_stricter_settings_are_drawn_where_the_producer_may_have_them():
+def test_the_stricter_settings_are_drawn_where_they_are_allowed():
     for kind in KINDS:
         drawn = [plan(kind, seed).settings for seed in range(1, 501)]
         gapless = sum(settings.get("enable_gapless_order", False) for settings in drawn)
@@ -122,7 +126,7 @@ def test_one_cluster_in_four_is_upgraded_to_transactions_v2():
     "random schedules find each planted bug, or it is listed with the reason and the test that finds it",
 )
 @pytest.mark.parametrize("bug", UNSEEN)
-def test_what_random_schedules_do_not_see_has_a_test(bug):
+def test_each_bug_that_random_schedules_miss_has_a_test(bug):
     _, module, test = UNSEEN[bug]
     source = (ROOT / "tests" / f"{module}.py").read_text()
 
@@ -131,7 +135,7 @@ def test_what_random_schedules_do_not_see_has_a_test(bug):
 
 
 def test_every_rule_is_needed():
-    """Each says something of its own about a made-up run."""
+    """Each rule reports something about an invented run that no other rule reports."""
     assert len({rule.__name__ for rule in RULES}) == len(RULES)
     history = History("idempotent", 0)
     transaction = SimulatedTransaction(0, Ended.COMMITTED, offsets={TopicPartition("in", 0): 7})
@@ -222,7 +226,7 @@ def test_with_endless_retries_only_an_answer_or_the_user_ends_a_record_in_doubt(
         ({}, {}, True),
         ({"told": Told.NOT_PERSISTED}, {}, True),
         ({}, {"task": 1, "asked_at": 0.5}, True),
-        ({}, {"task": 1, "asked_at": 0}, False),  # which of the two came first is not known
+        ({}, {"task": 1, "asked_at": 0}, False),  # it is not known which of the two came first
         ({}, {"buffered_at": 4}, False),
         ({}, {"partition": 1}, False),
         ({}, {"producer": "q"}, False),
@@ -242,10 +246,10 @@ def test_in_gapless_order_a_gap_is_before_a_record_that_was_accepted_behind_a_fa
 
     assert bool(list(no_gap_is_in_the_log(history, logs))) is is_gap
     logs.numbers[sent[0].number] = 1
-    assert not list(no_gap_is_in_the_log(history, logs)), "there is none"
+    assert not list(no_gap_is_in_the_log(history, logs)), "there is no gap"
 
 
-def test_a_failure_tells_how_to_play_it_again():
+def test_a_failure_names_the_command_that_replays_it():
     result = Result(plan("idempotent", 7), History("idempotent", 7), ["something was broken"])
 
     assert "python -m tests.campaigns.simulation.run 'idempotent' 7" in str(result)
@@ -253,7 +257,7 @@ def test_a_failure_tells_how_to_play_it_again():
     assert "faults:" in str(result)
 
 
-def test_one_command_plays_a_seed_again():
+def test_one_command_replays_a_seed():
     done = subprocess.run(
         [sys.executable, "-m", "tests.campaigns.simulation.run", "idempotent", "7"],
         cwd=ROOT,
@@ -265,7 +269,7 @@ def test_one_command_plays_a_seed_again():
     assert run(plan("idempotent", 7)).history.digest in done.stdout
 
 
-def test_a_soak_counts_what_happened_and_names_what_never_did():
+def test_a_soak_counts_what_happened_and_names_the_faults_that_never_fired():
     tally = play(("idempotent",), range(1, 6))
 
     text = report(tally, 1.0)
@@ -282,9 +286,7 @@ def test_a_soak_counts_what_happened_and_names_what_never_did():
 
 
 def test_lost_receipts_of_one_run_are_not_reported_in_a_later_one(caplog):
-    result = run(
-        plan(IDEMPOTENT, 305_807)
-    )  # one batch has records of a lost receipt and of one that was kept
+    result = run(plan(IDEMPOTENT, 305_807))  # one batch contains records of a lost receipt and of a kept one
     assert result.history.lost_receipts
     del result
     gc.collect()
@@ -300,7 +302,7 @@ def test_a_soak_reports_when_it_is_interrupted():
         text=True,
     )
     assert soak.stderr is not None
-    assert soak.stderr.readline(), "it says how far it is"
+    assert soak.stderr.readline(), "no progress was reported"
     soak.send_signal(signal.SIGINT)
     out, error = soak.communicate(timeout=60)
 
@@ -312,7 +314,7 @@ def test_a_soak_reports_when_it_is_interrupted():
 @pytest.mark.promise(
     "Observability", "metrics that brokers collect count each acknowledged record once (KIP-714)"
 )
-def test_records_that_are_pushed_twice_are_noticed(monkeypatch):
+def test_records_that_are_counted_twice_are_noticed(monkeypatch):
     def since_the_start(now, before, wants, **more):
         return points(now, MetricsSnapshot(), wants, **more)
 

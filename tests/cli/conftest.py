@@ -1,4 +1,5 @@
-"""The tests here start a process each, which has a loop of its own: one kind of loop is enough in this process."""
+"""Fixtures of the command line's tests. Each test starts a process with its own loop, so one
+kind of loop suffices here."""
 
 from __future__ import annotations
 
@@ -18,6 +19,6 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest_asyncio.fixture
 async def cluster() -> AsyncIterator[EmbeddedCluster]:
-    """One broker with the topic t of one partition."""
+    """A broker with the topic t, which has one partition."""
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         yield cluster

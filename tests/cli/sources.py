@@ -9,7 +9,7 @@ from aioproducer.cli.source import Source
 
 
 def source_of(data: bytes, tmp_path: Path, name: str = "input") -> Source:
-    """A file with this content, open."""
+    """Return a source that reads a new file with this content."""
     path = tmp_path / name
     path.write_bytes(data)
     return Source(str(path), os.open(path, os.O_RDONLY), len(data))

@@ -1,4 +1,4 @@
-"""All commands: help, exit codes of wrong usage, and output that breaks off."""
+"""All commands: help, exit codes for wrong usage, and output whose reader goes away."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_wrong_usage_ends_with_2(arguments):
     assert "Usage: aioproducer" in ended.err
 
 
-async def test_help_whose_reader_has_gone_is_no_traceback():
+async def test_help_without_a_reader_causes_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
 

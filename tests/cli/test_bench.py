@@ -1,4 +1,4 @@
-"""`aioproducer bench`: the figures of what was acknowledged."""
+"""`aioproducer bench`: the figures for the acknowledged records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_all_records_are_sent_and_measured(cluster):
     assert bench.__doc__ is not None
 
 
-async def test_the_lines_of_a_file_are_sent_in_turn_at_a_rate(cluster, tmp_path):
+async def test_the_lines_of_a_file_are_sent_repeatedly_at_a_rate(cluster, tmp_path):
     file = tmp_path / "payloads"
     file.write_bytes(b"a\nbb\n")
 

@@ -1,4 +1,4 @@
-"""`aioproducer check` as a process: a way that works, and each place where it can break off."""
+"""`aioproducer check` as a process: a connection that works, and each step that can fail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_an_advertised_address_that_cannot_be_resolved_or_reached_is_named
         servers = cluster.bootstrap_servers
         cluster.broker(0).host = "kafka.invalid"
         step = failed(await checked(servers, "--json"))
-        cluster.broker(0).host = "127.0.0.2"  # Linux answers there, and nothing listens
+        cluster.broker(0).host = "127.0.0.2"  # Linux accepts this address, but nothing listens there
         refused = await checked(servers, "--json")
         cluster.broker(0).host = "127.0.0.1"
 
@@ -94,7 +94,7 @@ async def test_a_bootstrap_address_that_cannot_be_reached_fails_at_its_step(serv
     assert step["advice"]
 
 
-async def test_a_port_that_says_nothing_fails_at_apiversions():
+async def test_a_silent_port_fails_at_apiversions():
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -114,7 +114,7 @@ async def test_a_topic_that_does_not_exist_is_not_created(cluster):
     assert "other" not in cluster.topics
 
 
-async def test_a_partition_without_a_leader_fails_and_missing_replicas_need_a_look():
+async def test_a_partition_without_a_leader_fails_and_missing_replicas_need_attention():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster:
         cluster.set_isr("t", 0, [cluster.leader("t", 0)])
         ended = await checked(cluster.bootstrap_servers, "--json", "--topic", "t")
@@ -133,7 +133,7 @@ async def test_a_partition_without_a_leader_fails_and_missing_replicas_need_a_lo
         ("wrong host", True, "the name that the client connects to must be in the certificate"),
     ],
 )
-async def test_the_certificate_is_shown_or_the_reason_why_it_is_refused(tmp_path, kind, trusts, problem):
+async def test_the_certificate_or_the_reason_for_its_rejection_is_shown(tmp_path, kind, trusts, problem):
     trust = write(tmp_path / "ca.pem", authority_pem())
     async with EmbeddedCluster(security=Security(tls=server_context(kind))) as cluster:
         settings = ["-X", "security.protocol=SSL", *(["-X", f"ssl.ca.location={trust}"] if trusts else [])]

@@ -1,4 +1,4 @@
-"""Steps of a check, as they are shown and counted."""
+"""The steps of a check: how they are shown and counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aioproducer.cli.checklist import Checklist, Status
 from aioproducer.cli.screen import Screen
 
 
-def test_steps_are_shown_under_their_place_with_advice(capsys):
+def test_steps_are_grouped_by_place_and_shown_with_advice(capsys):
     checklist = Checklist(Screen())
     checklist.passed("settings", "a\nb")
     checklist.place = "host:1"
@@ -27,7 +27,7 @@ def test_steps_are_shown_under_their_place_with_advice(capsys):
     ]
 
 
-def test_a_step_that_needs_a_look_is_no_failure(capsys):
+def test_a_step_that_needs_attention_is_not_a_failure(capsys):
     checklist = Checklist(Screen(as_json=True))
     checklist.look("one", "text", "advice")
 

@@ -1,4 +1,4 @@
-"""The end of a producer, in a hurry or not."""
+"""Closing a producer, with and without waiting for its records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_a_patient_close_waits_for_the_results(cluster):
     assert (report.delivered, report.unknown) == (1, 0)
 
 
-async def test_a_close_that_is_under_way_can_be_hurried(cluster):
+async def test_a_running_close_can_be_cut_short(cluster):
     hold = asyncio.Event()
     cluster.faults.add(ApiKey.PRODUCE, hold=hold)
     producer = Producer(cluster.bootstrap_servers)
@@ -37,7 +37,7 @@ async def test_a_close_that_is_under_way_can_be_hurried(cluster):
     assert delivery.exception() is not None
 
 
-async def test_a_close_at_once_gives_its_report_later(cluster):
+async def test_an_immediate_close_returns_its_report_later(cluster):
     producer = Producer(cluster.bootstrap_servers)
     await producer.start()
     closing = Closing(producer)

@@ -11,7 +11,7 @@ import pytest
 from aioproducer.cli.columns import Columns, to_bytes, to_json, to_partition, to_timestamp
 
 
-def test_columns_that_are_not_named_are_the_value():
+def test_columns_without_another_use_are_the_value():
     columns = Columns(key="id", headers=("h",), timestamp="at", partition="p")
 
     record = columns.record({"id": 7, "h": "x", "at": 5, "p": "3", "rest": [1], "more": None})
@@ -19,11 +19,11 @@ def test_columns_that_are_not_named_are_the_value():
     assert record == (b'{"rest":[1],"more":null}', b"7", [("h", b"x")], 5, 3)
 
 
-def test_columns_that_are_kept_are_in_the_value_too():
+def test_kept_columns_are_also_in_the_value():
     assert Columns(key="id", keep=True).record({"id": 7, "a": 1}).value == b'{"id":7,"a":1}'
 
 
-def test_a_value_column_is_the_value_alone_and_null_is_a_tombstone():
+def test_a_value_column_alone_is_the_value_and_null_is_a_tombstone():
     assert Columns(value="v").record({"v": "text", "other": 1}).value == b"text"
     assert Columns(value="v").record({"v": None}).value is None
 
@@ -36,7 +36,7 @@ def test_a_key_is_text_bytes_or_json(value, data):
     assert to_bytes(value) == data
 
 
-def test_values_that_json_does_not_have_are_written_as_text():
+def test_values_that_json_cannot_represent_are_written_as_text():
     row = {
         "b": b"\xff",
         "d": date(2024, 1, 2),
@@ -71,7 +71,7 @@ def test_a_timestamp_is_milliseconds_or_iso_8601(value):
     assert to_timestamp(datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC), "at") == 1704164645000
 
 
-def test_what_is_no_timestamp_or_partition_is_named():
+def test_an_invalid_timestamp_or_partition_is_named():
     with pytest.raises(
         ValueError, match="at='soon' is neither milliseconds since 1970 nor a time in ISO 8601"
     ):

@@ -1,4 +1,4 @@
-"""`aioproducer config`: each line of a file, and whether the whole is accepted."""
+"""`aioproducer config`: each line of a file, and whether the whole file is accepted."""
 
 from __future__ import annotations
 

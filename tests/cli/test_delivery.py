@@ -1,4 +1,4 @@
-"""A run without transactions: parts, rate, and the parts that all records share."""
+"""A run without transactions: partial sends, the rate limit, and the headers and partition that all records share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_headers_and_partition_of_all_records_are_added():
     assert complete.partitions == 3
 
 
-async def test_a_rate_cuts_rows_into_steps(tmp_path):
+async def test_a_rate_divides_rows_into_steps(tmp_path):
     rows = Rows(range(1, 11), 10, [b"x"] * 10)
     delivery = Delivery(Producer(), feed_of(tmp_path), Target("t", rate=40), Ledger(), None)
     began = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Which exit code an error has."""
+"""The exit code of each error."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ from aioproducer.cli.exits import CommandError, ExitCode, Interrupted, UsageErro
         (OSError("no"), 1),
     ],
 )
-def test_error_has_its_exit_code(error, code):
+def test_an_error_has_its_exit_code(error, code):
     assert code_of(error) == ExitCode(code)

@@ -28,14 +28,14 @@ def test_each_failed_record_is_a_line_with_its_row_error_and_outcome(tmp_path):
     }
 
 
-def test_no_file_is_made_if_nothing_fails(tmp_path):
+def test_no_file_is_created_if_nothing_fails(tmp_path):
     FailedFile(tmp_path / "failed").close()
 
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["", "no/such/directory/file", "used"])
-def test_a_file_that_cannot_take_the_records_is_refused_at_once(tmp_path, path):
+def test_a_file_that_cannot_be_written_is_rejected_immediately(tmp_path, path):
     (tmp_path / "used").write_text("{}\n")
 
     with pytest.raises(UsageError, match="--failed "):

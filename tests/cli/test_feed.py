@@ -1,4 +1,4 @@
-"""The feed: rows of several files, skipped rows, problems, stops."""
+"""The feed: rows of several files, skipped rows, problems, and stopping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def all_rows(feed: Feed) -> list[tuple[int, bytes]]:
     return found
 
 
-async def test_rows_are_numbered_over_all_files_and_skipped_ones_left_out(tmp_path):
+async def test_rows_are_numbered_across_all_files_and_skipped_ones_are_left_out(tmp_path):
     sources = [source_of(b"a\nb\n", tmp_path, "1"), source_of(b"c\nd\n", tmp_path, "2")]
     feed = Feed(sources, lambda source: reader, skip=1)
 
@@ -47,7 +47,7 @@ async def test_a_problem_ends_the_input_and_names_the_file(tmp_path, error):
     assert feed.problem == f"{tmp_path / 'x'}: {said}"
 
 
-async def test_a_stopped_feed_hands_out_nothing_more_and_does_not_wait(tmp_path):
+async def test_a_stopped_feed_yields_nothing_more_and_does_not_wait(tmp_path):
     reading, writing = os.pipe()
     feed = Feed([Source("pipe", reading, None)], lambda source: reader)
     feed.start()
@@ -71,7 +71,7 @@ async def test_a_wait_for_rows_can_be_limited():
     os.close(writing)
 
 
-async def test_reading_is_a_few_pieces_ahead_only(tmp_path):
+async def test_only_a_few_pieces_are_read_ahead(tmp_path):
     made = []
     full = asyncio.Event()
     loop = asyncio.get_running_loop()

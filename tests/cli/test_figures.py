@@ -8,7 +8,7 @@ from aioproducer import CloseReport, Producer
 from aioproducer.cli.figures import Figures
 
 
-async def test_latencies_of_delivered_records_are_ordered_and_the_window_begins_again(cluster):
+async def test_latencies_of_delivered_records_are_ordered_and_a_new_window_is_empty(cluster):
     acknowledged = 0
     figures = Figures(lambda: acknowledged)
     async with Producer(cluster.bootstrap_servers) as producer:

@@ -1,4 +1,4 @@
-"""Which format a file has, and which options suit it."""
+"""The format of a file, and the options that each format accepts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cli.sources import source_of
         ("-", "lines"),
     ],
 )
-def test_the_end_of_the_name_stands_for_a_format(name, form):
+def test_the_extension_of_a_file_determines_its_format(name, form):
     assert format_of(name) == form
 
 

@@ -27,7 +27,7 @@ async def test_versions_and_settings_are_shown_without_secrets(tmp_path):
     assert info.__doc__ is not None
 
 
-async def test_a_reader_that_has_gone_is_no_failure():
+async def test_output_without_a_reader_is_not_a_failure():
     reading, writing = os.pipe()
     os.close(reading)
 

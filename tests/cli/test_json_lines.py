@@ -1,4 +1,4 @@
-"""Rows from JSON lines, and the lines of failed records."""
+"""Rows from JSON lines, and the lines written for failed records."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_a_failed_record_can_be_read_again(tmp_path, record):
 @pytest.mark.parametrize(
     "line", [b"[]", b"{}", b'{"value": 7}', b'{"value": {"base64": "?"}}', b'{"value": "a", "headers": 5}']
 )
-def test_what_failed_did_not_write_is_a_problem(tmp_path, line):
+def test_a_line_that_failed_did_not_write_is_a_problem(tmp_path, line):
     with pytest.raises(InputProblem, match=r"^line 1: "):
         list(read_records(source_of(line, tmp_path), 0))

@@ -1,4 +1,4 @@
-"""The ledger: counts, and the row up to which everything is settled."""
+"""The ledger: counts, and the last row before the first unsettled one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_saved_records_are_settled():
     assert not ledger.has_gap
 
 
-def test_an_error_that_does_not_say_so_leaves_the_record_in_doubt():
+def test_an_error_without_an_outcome_leaves_the_record_in_doubt():
     ledger = Ledger()
 
     ledger.settle(Rows([1], 1, [b""]), {0: OSError("x")}, saved=False)

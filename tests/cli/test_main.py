@@ -1,4 +1,4 @@
-"""The entry point: without the extra it says what to install, and Ctrl-C at any time is no traceback."""
+"""The entry point: without the extra it says what to install, and Ctrl-C never causes a traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.exit(main())
     )
 
 
-def test_the_packages_are_those_of_the_extra_and_the_script_is_declared():
+def test_the_extra_lists_the_packages_and_the_script_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert sorted(name.partition(">")[0] for name in project["optional-dependencies"]["cli"]) == sorted(

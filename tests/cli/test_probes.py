@@ -1,4 +1,4 @@
-"""The probes of one address; test_check.py has them against brokers."""
+"""The probes of a single address; test_check.py runs them against brokers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_certificate_is_described_by_names_issuer_and_end():
     assert described(certificate) == "for a, ::1 by o, ca, until Jan  1 00:00:00 2030 GMT"
 
 
-async def test_a_connection_comes_out_of_steps_that_pass(cluster):
+async def test_if_all_steps_pass_there_is_a_connection(cluster):
     checklist = Checklist(Screen(as_json=True))
     host, _, port = cluster.bootstrap_servers.partition(":")
 

@@ -111,7 +111,7 @@ async def test_json_lines_are_records_as_they_are_or_by_columns(cluster, tmp_pat
     assert (fourth.key, fourth.timestamp, list(fourth.headers)) == (b"8", 5, [("who", None)])
 
 
-async def test_csv_rows_become_json_without_the_columns_that_are_named(cluster, tmp_path):
+async def test_csv_rows_become_json_without_the_columns_used_for_other_parts(cluster, tmp_path):
     file = tmp_path / "orders.csv"
     file.write_text('id,item,note\n1,"a, b","two\nlines"\n2,c,NA\n')
 
@@ -187,7 +187,7 @@ async def test_rows_before_an_unreadable_one_are_delivered(cluster, tmp_path, na
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-async def test_a_file_that_cannot_be_read_on_ends_the_run_without_a_word_of_success(cluster):
+async def test_a_file_that_becomes_unreadable_ends_the_run_without_reporting_success(cluster):
     ended = await produce(cluster, "/proc/self/mem")
 
     assert ended.code == 1
@@ -228,7 +228,7 @@ async def test_wrong_usage_ends_with_2_and_sends_nothing(cluster, arguments, pro
     assert values(cluster) == []
 
 
-async def test_a_missing_column_is_named_with_its_neighbour(cluster, tmp_path):
+async def test_a_missing_column_is_named_with_the_most_similar_one(cluster, tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("id,item\n1,2\n")
 
@@ -259,7 +259,7 @@ async def test_the_first_failed_record_ends_the_run_and_is_named(cluster):
     assert "max_request_size" in facts["error"]
 
 
-async def test_failed_records_are_saved_and_can_be_fed_in_again(cluster, tmp_path):
+async def test_failed_records_are_saved_and_can_be_sent_again(cluster, tmp_path):
     failed = tmp_path / "failed.jsonl"
     large = os.urandom(10) + b"x" * 2_000
 
@@ -313,7 +313,7 @@ async def test_a_record_in_doubt_ends_with_3(cluster):
     assert "continuing can create duplicates" in ended.err
 
 
-async def test_a_topic_that_must_not_be_written_ends_the_run(cluster):
+async def test_a_topic_without_write_permission_ends_the_run(cluster):
     cluster.faults.add(ApiKey.METADATA, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="t", count=100)
 
     ended = await produce(cluster, "--json", stdin=b"1\n")
@@ -323,14 +323,14 @@ async def test_a_topic_that_must_not_be_written_ends_the_run(cluster):
     assert "not authorized" in ended.json["error"]
 
 
-async def test_no_cluster_is_a_failure_that_names_the_address(tmp_path):
+async def test_an_unreachable_cluster_is_a_failure_that_names_the_address(tmp_path):
     ended = await run("produce", "-b", "127.0.0.1:1", "-X", "max.block.ms=200", "t", stdin=b"1\n")
 
     assert ended.code == 1
     assert "127.0.0.1:1" in ended.err
 
 
-async def test_a_cluster_that_goes_away_leaves_nothing_counted_that_is_not_in_its_log(cluster):
+async def test_if_the_cluster_goes_away_only_records_in_its_log_are_counted(cluster):
     settings = ("-X", "delivery.timeout.ms=500", "-X", "request.timeout.ms=400", "-X", "max.block.ms=500")
     async with running("produce", "-b", cluster.bootstrap_servers, *settings, "--json", "t") as command:
         command.write(b"1\n2\n")
@@ -360,7 +360,7 @@ async def test_a_transaction_is_committed_whole(cluster):
     assert len(cluster.requests_of(ApiKey.END_TXN)) == 3
 
 
-async def test_a_failed_record_aborts_its_transaction_only(cluster, tmp_path):
+async def test_a_failed_record_aborts_only_its_transaction(cluster, tmp_path):
     failed = tmp_path / "failed.jsonl"
     lines = [b"%d" % number for number in range(20_000)]
     lines[15_000] = b"x" * 2_000_000
@@ -418,7 +418,7 @@ async def test_a_fenced_transaction_is_not_delivered(cluster):
     "Command line", "Ctrl-C ends a command with 130, and `produce` reports what is acknowledged"
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_ctrl_c_while_input_is_awaited_reports_what_is_acknowledged(cluster, number):
+async def test_ctrl_c_during_a_wait_for_input_reports_what_is_acknowledged(cluster, number):
     async with running("produce", "-b", cluster.bootstrap_servers, "--json", "t") as command:
         command.write(b"1\n2\n")
         await asyncio.wait_for(cluster.wait_for_requests(ApiKey.PRODUCE), 30)
@@ -524,7 +524,7 @@ async def test_ctrl_c_on_a_terminal_reports_what_is_acknowledged(cluster):
     assert "Every record up to row 1 is delivered. To continue: --skip 1" in terminal.shown
 
 
-async def test_records_are_delivered_although_nobody_reads_the_messages(cluster, tmp_path):
+async def test_records_are_delivered_even_if_no_process_reads_the_messages(cluster, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_bytes(b"a\n" * 1000)
     reading, writing = os.pipe()
@@ -557,7 +557,7 @@ async def test_a_result_that_cannot_be_written_is_a_failure(cluster):
 @pytest.mark.promise(
     "Command line", "a secret in the arguments causes a warning, and no secret is ever shown"
 )
-async def test_a_password_in_the_arguments_is_warned_of_and_not_shown(cluster):
+async def test_a_password_in_the_arguments_causes_a_warning_and_is_not_shown(cluster):
     ended = await produce(
         cluster,
         *("-X", "security.protocol=SASL_PLAINTEXT", "-X", "sasl.mechanism=PLAIN", "-X", "sasl.username=u"),
@@ -587,5 +587,5 @@ async def test_settings_come_from_the_environment_the_file_and_the_arguments(clu
     assert {seen.header.client_id for seen in cluster.requests_of(ApiKey.PRODUCE)} == {"from-file"}
 
 
-def test_each_format_is_named_as_users_write_it():
+def test_formats_have_the_names_that_users_write():
     assert [form.value for form in Format] == ["lines", "jsonl", "csv", "parquet", "arrow", "records"]

@@ -1,4 +1,4 @@
-"""The progress bar; test_produce.py has it on a terminal."""
+"""The progress bar; test_produce.py shows it on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aioproducer.cli.screen import Screen
 from tests.cli.sources import source_of
 
 
-async def test_nothing_is_drawn_where_there_is_no_terminal(tmp_path, capsys):
+async def test_nothing_is_drawn_without_a_terminal(tmp_path, capsys):
     feed = Feed([source_of(b"abc", tmp_path)], lambda source: lambda source, before: iter(()))
 
     async with shown_progress(Screen(), feed, Ledger()):

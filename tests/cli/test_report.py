@@ -55,7 +55,7 @@ def test_a_run_has_its_exit_code(made, interrupted, code):
     assert made.write(was_interrupted=interrupted) == code
 
 
-def test_a_run_that_ended_early_says_how_to_continue(capsys):
+def test_the_report_of_a_run_that_ended_early_says_how_to_continue(capsys):
     report(settled(LOST)).write(was_interrupted=False)
 
     said = capsys.readouterr().err

@@ -7,7 +7,7 @@ import pyarrow as pa
 from aioproducer.cli.rows import Record, Rows, rows_of
 
 
-def test_a_part_keeps_the_numbers_and_the_last_row_before_the_next_record():
+def test_a_slice_keeps_the_numbers_and_the_last_row_before_the_next_record():
     rows = Rows([3, 5, 9], 11, [b"a", b"b", b"c"], keys=pa.array(["x", "y", "z"]), partitions=4)
 
     part = rows.part(1, 2)

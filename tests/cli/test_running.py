@@ -1,4 +1,4 @@
-"""What becomes of the error that ends a command."""
+"""The handling of an error that ends a command."""
 
 from __future__ import annotations
 

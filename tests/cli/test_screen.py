@@ -32,7 +32,7 @@ def test_with_json_standard_output_has_nothing_else(capsys):
     assert json.loads(capsys.readouterr().out) == {"text": "é", "long": "x" * 500}
 
 
-def test_the_log_is_shown_from_the_level_that_is_wanted(capsys):
+def test_the_log_is_shown_from_the_requested_level_on(capsys):
     log = logging.getLogger("aioproducer")
     before = (log.level, log.propagate, list(log.handlers))
     try:

@@ -1,4 +1,4 @@
-"""The settings of a command: which source wins, and secrets in the arguments."""
+"""The settings of a command: precedence of the sources, and secrets in the arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aioproducer.cli.screen import Screen
 from aioproducer.cli.settings import Given, new_producer
 
 
-def test_arguments_win_over_the_file_and_the_file_over_the_environment(tmp_path, monkeypatch):
+def test_arguments_override_the_file_and_the_file_overrides_the_environment(tmp_path, monkeypatch):
     file = tmp_path / "client.properties"
     file.write_text("bootstrap.servers=file:1\nqueue.buffering.max.ms=1\nclient.id=file\n")
     monkeypatch.setenv("AIOPRODUCER_LINGER_MS", "7")
@@ -24,7 +24,7 @@ def test_arguments_win_over_the_file_and_the_file_over_the_environment(tmp_path,
     assert config.origin("acks") == "environment AIOPRODUCER_ACKS"
 
 
-def test_what_the_command_sets_wins_over_all(monkeypatch):
+def test_settings_of_the_command_itself_override_all_others(monkeypatch):
     monkeypatch.setenv("AIOPRODUCER_TRANSACTIONAL_ID", "a")
 
     assert new_producer(Given(), Screen(), transactional_id="b").config.transactional_id == "b"
@@ -33,7 +33,7 @@ def test_what_the_command_sets_wins_over_all(monkeypatch):
 @pytest.mark.parametrize(
     "key", ["sasl.password", "sasl_plain_password", "ssl.key.password", "sasl.jaas.config"]
 )
-def test_a_secret_in_the_arguments_is_warned_of_and_never_shown(capsys, key):
+def test_a_secret_in_the_arguments_causes_a_warning_and_is_never_shown(capsys, key):
     with pytest.raises(ConfigError) as raised:
         new_producer(Given(settings=(f"{key}=hunter2", "acks=7")), Screen())
 

@@ -1,4 +1,4 @@
-"""Sources: lines of a file or pipe, whole or in pieces."""
+"""Sources: lines of a file or pipe, read as a whole or in pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_lines_are_the_same_however_they_are_read(tmp_path, monkeypatch, size):
     assert source.bytes_read == 17
 
 
-def test_a_line_is_yielded_before_the_pipe_goes_on():
+def test_a_line_is_yielded_before_more_data_arrives_in_the_pipe():
     reading, writing = os.pipe()
     source = Source("pipe", reading, None)
     lines = source.lines()

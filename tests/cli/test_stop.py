@@ -1,4 +1,4 @@
-"""Ctrl-C: the first, the second, and while a command has nothing to report yet."""
+"""Ctrl-C: the first, the second, and one before a command has anything to report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def interrupt() -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_each_signal_has_its_step_and_the_last_one_stays():
+async def test_each_signal_calls_the_next_function_and_later_ones_the_last():
     stop = Stop()
     seen: list[str] = []
     with stop.handled(), stop.calling(lambda: seen.append("soon"), lambda: seen.append("now")):
@@ -40,7 +40,7 @@ async def test_work_is_cancelled_by_a_signal():
             await work
 
 
-async def test_work_that_ends_by_itself_gives_its_result():
+async def test_work_that_is_not_interrupted_returns_its_result():
     stop = Stop()
     with stop.handled():
         assert await stop.unless_stopped(asyncio.sleep(0, "result")) == "result"

@@ -34,7 +34,7 @@ def test_columns_of_text_stay_arrow_and_others_become_json(tmp_path):
     assert by_number.values.to_pylist() == ["a"]
 
 
-def test_a_table_with_the_names_of_send_many_is_sent_as_it_is(tmp_path):
+def test_a_table_with_the_column_names_of_send_many_is_sent_unchanged(tmp_path):
     [rows] = rows_of(pa.table({"value": ["v"], "key": ["k"]}), tmp_path)
 
     assert (rows.values.to_pylist(), rows.keys.to_pylist(), rows.timestamps) == (["v"], ["k"], None)
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_a_problem(tmp_path, read):
         list(read(source_of(b"this is not a table at all", tmp_path), 0, Columns()))
 
 
-def test_a_missing_column_and_a_value_that_json_lacks_are_problems(tmp_path):
+def test_a_missing_column_and_a_value_that_json_cannot_represent_are_problems(tmp_path):
     with pytest.raises(InputProblem, match="rows 1 to 1: there is no column x; the columns are a"):
         rows_of(pa.table({"a": [1]}), tmp_path, Columns(key="x"))
 

@@ -1,4 +1,4 @@
-"""A run in transactions; test_produce.py has the failures."""
+"""A run in transactions; test_produce.py tests the failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from aioproducer.cli.transactions import TransactionalDelivery
 from aioproducer.testing import ApiKey
 
 
-async def test_an_open_transaction_is_committed_after_its_time_even_if_no_row_follows(cluster, monkeypatch):
+async def test_an_open_transaction_is_committed_after_its_interval_even_if_no_row_follows(
+    cluster, monkeypatch
+):
     monkeypatch.setattr(transactions, "LONGEST", 0.05)
     reading, writing = os.pipe()
     os.write(writing, b"a\n")

@@ -1,4 +1,4 @@
-"""The producers with confluent-kafka's arguments, compared with confluent-kafka's own producer."""
+"""The producers that take confluent-kafka's arguments, compared with confluent-kafka's own producer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.producing import PRODUCE, QUICK, assert_nothing_left, within
 
 @asynccontextmanager
 async def confluent_producing(config=None, **settings):
-    """A cluster with topic "t" of ten partitions, and a started producer. Nothing may be left of it at the end."""
+    """A cluster with topic "t" of ten partitions, and a started producer, which must leave nothing behind."""
     async with EmbeddedCluster(topics={"t": 10}) as cluster:
         config = {"bootstrap.servers": cluster.bootstrap_servers, **(config or {})}
         producer = Producer(config, **{**QUICK, **settings})
@@ -39,7 +39,7 @@ def stored(cluster, partition=None):
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def test_a_dict_of_settings_is_taken_and_keywords_win():
+def test_a_dict_of_settings_is_accepted_and_keywords_override_it():
     config = {
         "bootstrap.servers": "a:9092",
         "linger.ms": 7,
@@ -70,7 +70,7 @@ def test_the_default_partitioner_is_librdkafkas(config, settings, partitioner):
         assert kind(config, **settings).config.partitioner == partitioner
 
 
-def test_every_way_to_build_one_has_the_same_default(tmp_path):
+def test_every_way_to_build_a_producer_has_the_same_default(tmp_path):
     file = tmp_path / "client.properties"
     file.write_text("bootstrap.servers=a:9092\n")
     for kind in (Producer, BlockingProducer):
@@ -137,14 +137,14 @@ async def test_the_same_records_are_in_the_log_as_by_confluent_kafka():
     assert found == expected * 4
 
 
-async def test_keys_are_in_the_partitions_of_librdkafka_and_minus_one_is_any():
+async def test_keys_have_librdkafkas_partitions_and_minus_one_means_any_partition():
     async with confluent_producing() as (_, producer):
         for key in ("a", "b", "customer 7"):
             metadata = await producer.send_and_wait("t", "v", key, -1)
             assert metadata.partition == zlib.crc32(key.encode()) % 10
 
 
-async def test_serializers_receive_text_as_it_is():
+async def test_serializers_receive_text_unchanged():
     async with confluent_producing(
         value_serializer=lambda value: value.upper().encode(),
         key_serializer=lambda key: key.encode("utf-16-le"),
@@ -154,7 +154,7 @@ async def test_serializers_receive_text_as_it_is():
         assert stored(cluster) == [(b"k\0", b"TEXT", [])]
 
 
-async def test_a_records_own_serializers_receive_text_as_it_is():
+async def test_a_records_own_serializers_receive_text_unchanged():
     own = {
         "value_serializer": lambda text: text.upper().encode(),
         "key_serializer": lambda text: text.encode("utf-16-le"),
@@ -168,7 +168,7 @@ async def test_a_records_own_serializers_receive_text_as_it_is():
         assert stored(cluster) == [(b"k\0", b"TEXT", []), (b"k", b"TEXT", []), (b"k\0", b"text", [])]
 
 
-async def test_what_is_neither_text_nor_bytes_is_rejected():
+async def test_a_value_that_is_neither_text_nor_bytes_is_rejected():
     async with confluent_producing() as (cluster, producer):
         for record in (
             {"value": 7},
@@ -247,7 +247,7 @@ async def committed(producer):
     return [one and (one.offset, one.metadata, one.leader_epoch) for one in found.values()]
 
 
-async def test_a_list_of_offsets_is_committed_without_those_that_are_none():
+async def test_a_list_of_offsets_is_committed_without_partitions_that_have_none():
     async with confluent_producing({"transactional.id": "id"}) as (cluster, producer):
         cluster.create_topic("in", 4)
         positions = [
@@ -291,7 +291,7 @@ async def test_a_mapping_of_offsets_and_the_groups_metadata_are_accepted_as_befo
 
 
 @pytest.mark.parametrize("offsets", [[TopicPartition("in", 0)], [7], "text", 7, [("in", 0, 5)]], ids=str)
-async def test_offsets_that_are_none_are_rejected(offsets):
+async def test_invalid_offsets_are_rejected(offsets):
     async with confluent_producing({"transactional.id": "id"}) as (_, producer):
         async with producer.transaction():
             with pytest.raises(InvalidRecordError, match="offsets"):

@@ -10,7 +10,7 @@ from tests.conftest import MS
 LONG = 60
 
 
-async def test_a_change_wakes_all_that_wait_and_only_them():
+async def test_a_change_wakes_all_current_waiters_and_no_later_ones():
     loop = asyncio.get_running_loop()
     changes = Changes()
     waiting = [asyncio.create_task(changes.next(loop.time() + LONG)) for _ in range(3)]
@@ -19,12 +19,12 @@ async def test_a_change_wakes_all_that_wait_and_only_them():
     await asyncio.gather(*waiting)
     late = asyncio.create_task(changes.next(loop.time() + LONG))
     await asyncio.sleep(0)
-    assert not late.done(), "the change was over before it began to wait"
+    assert not late.done(), "the change preceded this wait"
     changes.announce()
     await late
 
 
-async def test_without_a_change_the_wait_ends_at_its_time():
+async def test_without_a_change_the_wait_ends_at_its_deadline():
     loop = asyncio.get_running_loop()
     changes = Changes()
     began = loop.time()
@@ -33,7 +33,7 @@ async def test_without_a_change_the_wait_ends_at_its_time():
     assert changes._waiters == []
 
 
-async def test_a_cancelled_wait_leaves_nothing_and_harms_no_other():
+async def test_a_cancelled_wait_leaves_nothing_behind_and_affects_no_other():
     loop = asyncio.get_running_loop()
     changes = Changes()
     cancelled, other = (asyncio.create_task(changes.next(loop.time() + LONG)) for _ in range(2))

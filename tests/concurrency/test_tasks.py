@@ -142,7 +142,7 @@ def test_a_hanging_call_does_not_delay_the_exit_of_the_interpreter():
     assert (done.returncode, done.stdout, done.stderr) == (0, "timed out\n", "")
 
 
-async def test_who_waits_for_tasks_is_cancelled_when_all_have_ended():
+async def test_a_cancelled_wait_for_tasks_ends_when_all_tasks_have_ended():
     release = asyncio.Event()
     tasks = [asyncio.create_task(release.wait()) for _ in range(2)]
     waiting = asyncio.create_task(all_ended(tasks))

@@ -38,7 +38,7 @@ async def test_sleeping_on_a_set_event_yields_to_the_loop_once():
     assert ran == [1]
 
 
-async def test_the_timer_sets_the_event_and_not_too_early():
+async def test_the_timer_sets_the_event_at_its_time_and_not_earlier():
     loop = asyncio.get_running_loop()
     wake = WakeUp(loop)
     until = loop.time() + 20 * MS

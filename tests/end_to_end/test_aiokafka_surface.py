@@ -61,15 +61,15 @@ class Logged(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     timestamp: int | None
-    """None if it is the time of the clock."""
+    """None if the clock set it."""
 
 
-# ------------------------------------------------------------------------------------------------ both run them
+# ----------------------------------------------------------------------------------------- running the examples
 
 
 async def run(usage: Usage, imported: SimpleNamespace) -> tuple[Any, list[Logged], set[str]]:
-    """The results of the example, the log, and the codecs of its batches."""
-    began = NOON + 1_000_000  # what a usage sets is before, what the clock sets after
+    """Return the results of the example, the log, and the codecs of its batches."""
+    began = NOON + 1_000_000  # usages set earlier timestamps, the clock sets later ones
     async with EmbeddedCluster(topics={"numbers": PARTITIONS}) as cluster:
         seen = await within(30, usage(imported, cluster.bootstrap_servers))
         log, codecs = [], set()
@@ -100,7 +100,7 @@ async def test_aiokafkas_usage_does_the_same_with_the_import_changed(usage):
     assert by_compat == theirs
 
 
-def test_every_usage_that_sends_leaves_something_in_the_log_to_compare():
+def test_every_usage_that_sends_writes_records_to_compare():
     silent = {"partitions_for", "settings_that_make_no_sense_are_value_errors"}
 
     for function in USAGES:
@@ -137,11 +137,11 @@ def test_methods_take_aiokafkas_arguments_in_aiokafkas_order(method):
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
         assert ours[name].kind == parameter.kind
-    # What is ours alone comes after, and by name.
+    # Our additional parameters come after them and are keyword-only.
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ours.keys() - theirs.keys())
 
 
-def test_every_public_method_of_aiokafkas_producer_is_there():
+def test_every_public_method_of_aiokafkas_producer_exists():
     public = {name for name in dir(aiokafka.AIOKafkaProducer) if not name.startswith("_")}
 
     missing = {name for name in public if not hasattr(aioproducer.Producer, name)}
@@ -161,13 +161,13 @@ def test_methods_of_the_compat_producer_have_aiokafkas_signatures(method):
         assert our.name == their.name or method == "__aexit__"
 
 
-def test_every_public_method_of_aiokafkas_producer_is_there_in_compat():
+def test_every_public_method_of_aiokafkas_producer_exists_in_compat():
     public = {name for name in dir(aiokafka.AIOKafkaProducer) if not name.startswith("_")}
 
     assert {name for name in public if not hasattr(compat.AIOKafkaProducer, name)} == set()
 
 
-def test_every_setting_of_aiokafkas_producer_is_there_or_its_absence_has_a_reason():
+def test_every_setting_of_aiokafkas_producer_exists_or_its_absence_has_a_reason():
     theirs = set(parameters(aiokafka.AIOKafkaProducer))
     ours = {*parameters(aioproducer.Producer), *SecuritySettings.__annotations__}
 

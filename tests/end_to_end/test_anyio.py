@@ -168,7 +168,7 @@ async def test_a_wait_for_an_acknowledgement_ends_in_its_scope_and_the_records_a
         assert set(values(cluster)) == {b"v"}
 
 
-async def test_a_task_that_waits_for_a_delivery_of_an_earlier_call_is_cancelled_by_its_own_scope_alone():
+async def test_a_task_that_waits_for_a_delivery_of_an_earlier_call_is_cancelled_only_by_its_own_scope():
     async with without_answers() as (cluster, producer):
         first, second = await producer.send("t", b"1"), await producer.send("t", b"2")
         with anyio.move_on_after(60):

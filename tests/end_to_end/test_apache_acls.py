@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 GRANTED = [
-    # bob may look at a topic and write to none; alice may write to another one, too.
+    # bob may see one topic and write to none; alice may also write to another one.
     ("bob", "seen", AclOperation.DESCRIBE),
     ("alice", "seen", AclOperation.DESCRIBE),
     ("alice", "written", AclOperation.WRITE),
@@ -88,7 +88,7 @@ async def error_of(producer: Producer, topic: str) -> BaseException:
     return caught.value
 
 
-async def test_a_topic_that_may_be_written_to_is_and_one_that_is_hidden_is_named(kafka):
+async def test_a_permitted_topic_gets_records_and_the_error_names_a_hidden_one(kafka):
     async with producer_of(kafka, "alice") as producer:
         await asyncio.wait_for(producer.send_and_wait("written", b"x"), 20)
         error = await error_of(producer, "hidden")
@@ -97,11 +97,11 @@ async def test_a_topic_that_may_be_written_to_is_and_one_that_is_hidden_is_named
         assert error.topic == "hidden"
         assert error.outcome is Outcome.NOT_PERSISTED
 
-        # The others go on.
+        # Other topics still work.
         await asyncio.wait_for(producer.send_and_wait("written", b"y"), 20)
 
 
-async def test_a_topic_that_may_be_seen_but_not_written_to_fails_the_record_as_not_persisted(kafka):
+async def test_a_record_for_a_visible_topic_without_write_permission_fails_as_not_persisted(kafka):
     async with producer_of(kafka, "alice") as producer:
         error = await error_of(producer, "seen")
 
@@ -138,7 +138,7 @@ async def test_a_cluster_that_denies_idempotent_writes_fails_the_record_as_not_p
     assert error.outcome is Outcome.NOT_PERSISTED
 
 
-async def test_a_transactional_id_that_is_denied_is_named_and_one_that_is_granted_gets_through(kafka):
+async def test_the_error_names_a_denied_transactional_id_and_a_granted_one_works(kafka):
     producer = producer_of(kafka, "alice", transactional_id="tx")
     with pytest.raises(KafkaError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED") as caught:
         await asyncio.wait_for(producer.start(), 20)

@@ -1,8 +1,7 @@
 """Brokers of a real cluster are killed, frozen or restarted under load: nothing is lost, duplicated or reordered.
 
-Both clients read the records that the producer reported as written, and so does Kafka's own tool on the disk of every
-broker.
-"""
+Both clients, and Kafka's own tool on the disk of every broker, read the records that the producer reported as
+written."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ QUICK = {**NOTICES_SOON, "auto.leader.rebalance.enable": False}
 
 @pytest.fixture(scope="module", params=["4.3.1"])
 def cluster(request) -> Iterator[ApacheKafka]:
-    """Three brokers, and a topic for each test: none can be created while a broker is not back yet."""
+    """Three brokers, and a topic for each test, because none can be created while a broker is away."""
 
     async def make_topics(kafka: ApacheKafka) -> None:
         for topic in TOPICS:
@@ -90,7 +89,7 @@ async def test_frozen_leader_costs_no_record(cluster, report):
         cluster.pause(victim.node_id)
         load.struck(victim)
         recovery = await load.until_recovered(cluster, victim)
-        # It wakes as a leader that was deposed, with requests in its sockets.
+        # It resumes as a deposed leader, with requests in its sockets.
         cluster.resume(victim.node_id)
     counts = await compare(cluster, "frozen", load)
 
@@ -103,7 +102,7 @@ async def test_frozen_leader_costs_no_record(cluster, report):
 @pytest.mark.promise(
     "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
 )
-async def test_frozen_leader_costs_only_what_is_reported(cluster, report):
+async def test_frozen_leader_costs_only_records_that_are_reported(cluster, report):
     topic = "unsure"
     async with under_load(cluster, topic, request_timeout_ms=1000, delivery_timeout_ms=1500) as load:
         victim = await leader_of_first(cluster, topic)
@@ -125,7 +124,7 @@ async def test_frozen_leader_costs_only_what_is_reported(cluster, report):
 @pytest.mark.parametrize(
     ("topic", "delivery_timeout_ms"), [("nodded-off", 60_000), ("nodded-off-unsure", 1000)]
 )
-async def test_leader_that_stays_reads_old_requests_when_it_wakes(
+async def test_frozen_leader_that_is_not_replaced_reads_old_requests_when_it_resumes(
     cluster, report, topic, delivery_timeout_ms
 ):
     async with under_load(
@@ -134,8 +133,8 @@ async def test_leader_that_stays_reads_old_requests_when_it_wakes(
         victim = await leader_of_first(cluster, topic)
         cluster.pause(victim.node_id)
         load.struck(victim)
-        # Requests time out and are sent again on other connections, but the session lasts: no other leader
-        # is elected, and what the old connections carried is read first, between or last.
+        # Requests time out and are sent again on other connections, but the broker's session lasts: no other leader
+        # is elected, and the requests of the old connections are read before, between or after the others.
         await asyncio.sleep(1700 * MS)
         cluster.resume(victim.node_id)
         recovery = await load.until_recovered(cluster, victim)
@@ -190,12 +189,12 @@ async def test_killed_leader_costs_no_record(cluster, report):
         await cluster.kill(victim.node_id)
         load.struck(victim)
         recovery = await load.until_recovered(cluster, victim)
-    # Another producer, to which the dead broker's address is the first.
+    # Another producer, whose first address is that of the dead broker.
     servers = cluster.bootstrap_servers.split(",")
     servers.insert(0, servers.pop(victim.node_id))
     async with Producer(",".join(servers), request_timeout_ms=2000) as producer:
         later = await producer.send_and_wait("later", b"v")
-    # It comes back with what it had, and takes what the others have.
+    # The broker returns with its own records, and fetches those of the others.
     await cluster.start_broker(victim.node_id)
     counts = await compare(cluster, "killed", load)
 
@@ -207,7 +206,8 @@ async def test_killed_leader_costs_no_record(cluster, report):
 
 
 async def test_killed_controller_costs_no_record(cluster, report):
-    """The brokers elect another one while records are sent; it gives what the dead one has led to others."""
+    """The brokers elect another controller while records are sent. It moves the partitions that the dead one led to
+    other leaders."""
     status = await cluster.run_tool(
         "org.apache.kafka.tools.MetadataQuorumCommand",
         *("--bootstrap-server", cluster.bootstrap_servers, "describe", "--status"),

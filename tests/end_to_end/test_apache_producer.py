@@ -1,8 +1,7 @@
 """Three readers find in a real Kafka exactly the records that the producer sent.
 
-On the newest Kafka and on one of the line before; read_thrice compares confluent-kafka, aiokafka and Kafka's
-own tool, and checks each batch.
-"""
+The tests run on the newest Kafka and on a release of the previous line. `read_thrice` compares confluent-kafka,
+aiokafka and Kafka's own tool, and checks each batch."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ async def test_a_batch_of_any_size_is_read_back(apache_kafka, topic, compression
 async def send_and_read_back(
     kafka: ApacheKafka, topic: str, compression: str | None, level: int | None
 ) -> None:
-    """A small batch, batches that shrink and batches that do not."""
+    """Send a small batch, batches that become smaller and batches that don't, and read them back."""
     await kafka.create_topic(topic)
     noise = random.Random(7)
     values = [f"{number}:".encode() + b"wind north-east, " * 40 for number in range(300)]
@@ -89,7 +88,7 @@ async def send_and_read_back(
     assert [record.value for record in found.log[0]] == sent
     assert [result.offset for result in (small, *metadata, *noisy)] == list(range(331))
     assert (compression or "none") in found.codecs
-    # What does not shrink goes as it is.
+    # Batches that don't become smaller are sent uncompressed.
     assert found.codecs <= {"none", compression}
     assert [epoch for _, epoch in found.producers] == [0]
 
@@ -134,7 +133,8 @@ async def test_null_and_empty_keys_and_values_stay_apart(each_kafka, topic):
 @pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 async def test_columns_are_read_back(each_kafka, topic, compression):
-    """send_many with Arrow, with lists, and `send` in between: where the receipts say, in the order of the calls."""
+    """Records of send_many, with Arrow and with lists, and of a `send` in between are where the results say, in the
+    order of the calls."""
     await each_kafka.create_topic(topic, partitions=3)
     count = 20_000
     keys = [None if number % 11 == 0 else b"key-%d" % (number % 997) for number in range(count)]
@@ -175,7 +175,7 @@ async def test_columns_are_read_back(each_kafka, topic, compression):
 @pytest.mark.promise("As a whole", "a real Kafka: timestamps are the user's, the clock's or the broker's")
 async def test_timestamps_are_the_users_or_the_clocks(each_kafka, topic):
     await each_kafka.create_topic(topic)
-    # Out of order, and years apart within one batch: deltas of both signs that need many bytes.
+    # Out of order, and years apart within one batch: positive and negative deltas of many bytes.
     given = [CREATED, CREATED - 1, CREATED + 40_000_000_000, 0, 1, CREATED + 1]
 
     async with Producer(each_kafka.bootstrap_servers, linger_ms=20) as producer:
@@ -213,7 +213,7 @@ async def test_log_append_time_is_the_brokers(each_kafka, topic):
 
 
 @pytest.mark.promise("As a whole", "a real Kafka: timestamps are the user's, the clock's or the broker's")
-async def test_timestamp_that_the_topic_refuses_fails_and_the_partition_goes_on(each_kafka, topic):
+async def test_timestamp_that_the_topic_rejects_fails_and_the_next_record_is_stored(each_kafka, topic):
     await each_kafka.create_topic(topic, config={"message.timestamp.after.max.ms": 60_000})
     future = time.time_ns() // 1_000_000 + 3_600_000
 
@@ -254,7 +254,7 @@ async def test_records_of_a_megabyte_are_read_back(each_kafka, topic, compressio
 @pytest.mark.promise(
     "Test clusters", "a real Kafka: a record that is too large for the producer or for the broker fails alone"
 )
-async def test_record_above_max_request_size_is_refused_here(each_kafka, topic):
+async def test_record_above_max_request_size_is_rejected_by_the_producer(each_kafka, topic):
     await each_kafka.create_topic(topic)
 
     async with Producer(each_kafka.bootstrap_servers) as producer:
@@ -282,7 +282,7 @@ async def test_record_that_the_broker_finds_too_large_fails_alone(each_kafka, to
         await producer.send_and_wait(topic, b"first:0", key=b"k")
         deliveries = []
         for number in range(1, 201):
-            # Batches before and behind the large ones are in flight with them.
+            # Batches before and after the large ones are in flight with them.
             size = 30_000 if number in (50, 51, 120) else 300
             value = b"x" * size + b":%d" % number
             deliveries.append((value, await producer.send(topic, value, key=b"k")))
@@ -338,7 +338,7 @@ async def test_every_level_of_acknowledgement(each_kafka, topic, acks):
             value = b"%s:%d" % (key, number)
             deliveries.append((value, await producer.send(topic, value, key=key)))
         results = [Sent(value, await result_of(delivery)) for value, delivery in deliveries]
-    # acks=0 is done when the bytes are written: the broker may still be reading them.
+    # With acks=0 a record is done when its bytes are written; the broker may still be reading them.
     until = {} if acks else await ends_with(each_kafka, topic, 1003)
     found = await read_thrice(each_kafka, topic, until=until)
 
@@ -361,7 +361,7 @@ async def first_records(kafka: ApacheKafka, topic: str, partitions: int) -> list
 
 
 async def ends_with(kafka: ApacheKafka, topic: str, records: int) -> dict[int, int]:
-    """The end offsets, once there are so many records in all."""
+    """Wait until there are this many records in total; return the end offsets."""
     async with asyncio.timeout(10_000 * MS):
         while True:
             ends = ends_of(await read_back(kafka.bootstrap_servers, topic))

@@ -46,16 +46,17 @@ ODD = "\u2168-p\u00e4\u00df"
 """A password that SASLprep would change."""
 SESSION_MS = 5000
 RENEWALS = 14
-"""So many of them under load, each when 85 % of a session are over: a minute."""
+"""The number of renewals under load, each after 85 % of a session: about a minute in total."""
 AT_FULL_SPEED = 4
-"""Renewals during which records are sent as fast as send() takes them; more would fill the disk."""
+"""Renewals during which records are sent as fast as send() accepts them; more would fill the disk."""
 PAUSE_BETWEEN_ROUNDS = 0.02
-"""Seconds between two rounds of 100 records afterwards."""
+"""Seconds between two rounds of 100 records after that."""
 PARTITIONS = 4
 
 
 def tls(kind: str = "right") -> dict[str, str]:
-    """A broker's certificate and key as PEM text, and whose clients it knows."""
+    """Return settings with a broker's certificate and key as PEM text, and the authority of the clients that it
+    trusts."""
     leaf = broker_certificate(kind)
     return {
         "ssl.keystore.type": "PEM",
@@ -107,7 +108,7 @@ LISTENERS = {
 
 
 class IdentityProvider(BaseHTTPRequestHandler):
-    """An OIDC provider of a few lines: signed tokens for client credentials, and the key to check them."""
+    """A minimal OIDC provider: signed tokens for client credentials, and the key to check them."""
 
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
@@ -154,7 +155,7 @@ class IdentityProvider(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
 
 
 def _base64(data: bytes) -> str:
@@ -214,13 +215,13 @@ async def refusal(kafka: ApacheKafka, listener: str, **settings: object) -> Base
     return caught.value
 
 
-async def test_tls_gets_through(kafka):
+async def test_records_are_delivered_through_tls(kafka):
     await deliver(kafka, "TLS", security_protocol="SSL", **TRUST)
 
 
 @pytest.mark.promise("Coming from other clients", "a port that hung up on every version is checked for TLS")
 @pytest.mark.parametrize("listener", ["TLS", "MUTUAL"])
-async def test_a_port_for_tls_is_named_to_who_comes_without(kafka, listener):
+async def test_without_tls_the_error_says_that_the_port_is_for_tls(kafka, listener):
     error = await refusal(kafka, listener)
 
     assert [reason.peer for reason in error.reasons.values()] == ["TLS"]
@@ -228,7 +229,7 @@ async def test_a_port_for_tls_is_named_to_who_comes_without(kafka, listener):
 
 
 @pytest.mark.parametrize("kind", ["text", "PEM", "PKCS12"])
-async def test_a_clients_certificate_gets_through(kafka, tmp_path: Path, kind):
+async def test_a_clients_certificate_is_accepted(kafka, tmp_path: Path, kind):
     leaf = client_certificate("alice")
     store = {
         "text": {
@@ -250,7 +251,7 @@ async def test_a_clients_certificate_gets_through(kafka, tmp_path: Path, kind):
     await deliver(kafka, "MUTUAL", security_protocol="SSL", **store, **trust)
 
 
-async def test_a_client_without_a_certificate_or_with_a_strange_one_is_refused(kafka):
+async def test_a_client_without_a_certificate_or_with_an_unknown_one_is_rejected(kafka):
     error = await refusal(kafka, "MUTUAL", security_protocol="SSL", **TRUST)
     assert type(error) is TlsError
     assert "certificate" in str(error)
@@ -270,7 +271,7 @@ async def test_a_client_without_a_certificate_or_with_a_strange_one_is_refused(k
         ("ELSEWHERE", r"not valid for '127\.0\.0\.1'"),
     ],
 )
-async def test_a_brokers_certificate_that_is_not_right_is_refused(kafka, listener, told):
+async def test_an_invalid_certificate_of_a_broker_is_rejected(kafka, listener, told):
     error = await refusal(kafka, listener, security_protocol="SSL", **TRUST)
 
     assert type(error) is TlsError
@@ -279,11 +280,11 @@ async def test_a_brokers_certificate_that_is_not_right_is_refused(kafka, listene
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_user_and_password_get_through_tls(kafka, mechanism):
+async def test_user_and_password_are_accepted_through_tls(kafka, mechanism):
     await deliver(kafka, "SECURE", security_protocol="SASL_SSL", sasl_mechanism=mechanism, **ALICE, **TRUST)
 
 
-async def test_a_password_that_saslprep_would_change_is_taken_as_kafka_takes_it(kafka):
+async def test_a_password_that_saslprep_would_change_is_used_as_kafka_uses_it(kafka):
     odd = {"sasl_plain_username": "odd", "sasl_plain_password": ODD}
 
     await deliver(
@@ -291,7 +292,7 @@ async def test_a_password_that_saslprep_would_change_is_taken_as_kafka_takes_it(
     )
 
 
-async def test_a_java_configuration_gets_through_as_it_is(kafka, tmp_path: Path):
+async def test_a_java_configuration_works_unchanged(kafka, tmp_path: Path):
     ca = write(tmp_path / "ca.pem", authority_pem())
     write(
         tmp_path / "client.properties",
@@ -313,7 +314,7 @@ ssl.truststore.location={ca}
     "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
 )
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-async def test_a_wrong_password_ends_start_at_once_with_what_the_broker_said(kafka, mechanism):
+async def test_a_wrong_password_ends_start_at_once_with_the_brokers_message(kafka, mechanism):
     wrong = {**ALICE, "sasl_plain_password": "wrong-secret"}
     error = await refusal(
         kafka, "SECURE", security_protocol="SASL_SSL", sasl_mechanism=mechanism, **wrong, **TRUST
@@ -324,7 +325,7 @@ async def test_a_wrong_password_ends_start_at_once_with_what_the_broker_said(kaf
     assert "wrong-secret" not in str(error)
 
 
-async def test_a_mechanism_that_the_broker_does_not_take_is_named(kafka):
+async def test_the_error_names_the_mechanisms_that_the_broker_offers(kafka):
     error = await refusal(
         kafka,
         "SECURE",
@@ -338,7 +339,7 @@ async def test_a_mechanism_that_the_broker_does_not_take_is_named(kafka):
     assert set(error.offered) == {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"}
 
 
-async def test_a_listener_without_sasl_is_named(kafka):
+async def test_the_error_says_that_a_listener_is_without_sasl(kafka):
     error = await refusal(
         kafka, "TLS", security_protocol="SASL_SSL", sasl_mechanism="PLAIN", **ALICE, **TRUST
     )
@@ -347,7 +348,7 @@ async def test_a_listener_without_sasl_is_named(kafka):
     assert "does not support SASL" in str(error)
 
 
-async def test_an_unsecured_token_gets_through_and_a_bad_one_does_not(kafka):
+async def test_an_unsecured_token_is_accepted_and_a_bad_one_is_not(kafka):
     settings = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **TRUST}
     await deliver(kafka, "TOKENS", sasl_oauth_token_provider=jws, **settings)
 
@@ -355,7 +356,7 @@ async def test_an_unsecured_token_gets_through_and_a_bad_one_does_not(kafka):
     assert type(error) is AuthenticationError
 
 
-async def test_a_token_of_an_oidc_provider_gets_through_and_a_wrong_secret_does_not(kafka, identity_provider):
+async def test_a_token_of_an_oidc_provider_is_accepted_and_a_wrong_secret_is_not(kafka, identity_provider):
     settings = {
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_mechanism": "OAUTHBEARER",
@@ -390,7 +391,7 @@ def authentications(monkeypatch) -> Counter[Authentication]:
 
 
 async def in_order(servers: str, topic: str) -> list[int]:
-    """The number of records in each partition. The first that is not the next one of its partition is told."""
+    """Return the number of records in each partition. Fail at the first record that is out of order."""
     counts = [0] * PARTITIONS
 
     def take(message: Message) -> None:
@@ -407,7 +408,7 @@ async def in_order(servers: str, topic: str) -> list[int]:
 )
 @pytest.mark.parametrize("listener", ["SESSIONS", "TOKENS"])
 async def test_sessions_of_five_seconds_under_load_lose_and_reorder_nothing(kafka, listener, authentications):
-    """For a minute, also while a session is renewed."""
+    """The load lasts for a minute, and continues while sessions are renewed."""
     began = asyncio.get_running_loop().time()
     settings = {
         "SESSIONS": {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", **ALICE},

@@ -1,4 +1,4 @@
-"""Metrics that are pushed to a real Kafka, which hands them to a plugin (KIP-714)."""
+"""Metrics pushed to a real Kafka, which passes them to a plugin (KIP-714)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.apache]
 
 @asynccontextmanager
 async def collecting(directory: Path) -> AsyncIterator[tuple[ApacheKafka, Path]]:
-    """A real Kafka that asks for all metrics every second, and where its plugin puts what it receives."""
+    """A real Kafka that requests all metrics every second, and the directory to which its plugin writes them."""
     received = directory / "received"
     received.mkdir()
     try:
@@ -61,7 +61,7 @@ class Received(NamedTuple):
 
 
 def pushes(received: Path, client_id: str) -> Iterator[Received]:
-    """Return what a client has pushed, in order."""
+    """Return the pushes of a client, in order."""
     for file in sorted(received.glob(f"* {client_id} *")):
         if file.suffix == ".partial":
             continue
@@ -103,7 +103,7 @@ async def test_a_real_kafka_receives_the_metrics_that_javas_producer_would_send(
     ours = list(pushes(received, "ours"))
     assert [push.kind for push in ours] == ["more"] * (len(ours) - 1) + ["last"]
     assert len({push.instance_id for push in ours}) == 1
-    assert sum(push.values["record.send.total"][""] for push in ours) == 6, "Kafka asks for differences"
+    assert sum(push.values["record.send.total"][""] for push in ours) == 6, "Kafka requests deltas"
     assert all(push.values["node.request.latency.max"] for push in ours)
 
     javas = list(pushes(received, "javas"))

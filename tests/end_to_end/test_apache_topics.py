@@ -1,5 +1,5 @@
-"""A real Kafka and its topics: one of the addresses is dead, and topics exist, are created by the first record, grow,
-or are deleted."""
+"""A real Kafka and its topics: one of the addresses is dead; topics exist, are created by the first record, grow, or
+are deleted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LENGTH = 4
 
 @pytest.fixture
 def produced(monkeypatch) -> list[tuple[int, ProduceRequest]]:
-    """The Produce requests that are written, with their versions, as their frames say."""
+    """The Produce requests that are written, decoded from their frames, with their versions."""
     requests: list[tuple[int, ProduceRequest]] = []
     frame = ProduceBatches.frame
 
@@ -65,7 +65,7 @@ async def test_a_dead_first_bootstrap_address_costs_no_record(each_kafka, topic,
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))
         if how == "silent":
-            dead.listen()  # connections are made, and nobody is there
+            dead.listen()  # connections are accepted, but no requests are answered
         servers = f"127.0.0.1:{dead.getsockname()[1]},{each_kafka.bootstrap_servers}"
 
         async with (
@@ -100,7 +100,7 @@ async def test_first_send_creates_the_topic(each_kafka, topic):
 
 
 @pytest.mark.promise("Test clusters", "a real Kafka: auto-create on and off; a dead first address")
-async def test_a_producer_that_may_not_create_topics_creates_none(each_kafka, topic):
+async def test_a_producer_that_may_not_create_topics_does_not(each_kafka, topic):
     async with Producer(
         each_kafka.bootstrap_servers, allow_auto_create_topics=False, max_block_ms=500_000 * MS
     ) as producer:
@@ -126,7 +126,7 @@ def kafka_without_auto_create(request) -> Iterator[ApacheKafka]:
 
 
 @pytest.mark.promise("Test clusters", "a real Kafka: auto-create on and off; a dead first address")
-async def test_send_to_a_topic_that_the_broker_does_not_create_says_so(kafka_without_auto_create, topic):
+async def test_the_error_says_that_the_broker_does_not_create_the_topic(kafka_without_auto_create, topic):
     kafka = kafka_without_auto_create
     async with Producer(kafka.bootstrap_servers, max_block_ms=500_000 * MS) as producer:
         with pytest.raises(MetadataTimeoutError, match=rf"topic {topic} is not known after .*UNKNOWN_TOPIC"):
@@ -203,7 +203,7 @@ async def test_partitions_added_while_sending_are_used(each_kafka, topic):
         for name in range(20):
             tasks.create_task(keep_sending(producer, name))
         await asyncio.to_thread(add_partitions, each_kafka.bootstrap_servers, topic, 6)
-        # Named before metadata is old enough to be refreshed by itself: the name alone asks for it.
+        # This precedes the regular metadata refresh: the unknown partition causes one.
         explicit = await producer.send_and_wait(topic, b"0:-2", partition=5)
     log = (await read_thrice(each_kafka, topic)).log
 
@@ -239,7 +239,7 @@ async def test_produce_13_names_topics_by_id(apache_kafka, topic, produced):
 
 
 @pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
-async def test_kafka_3_9_takes_what_its_versions_allow(apache_kafka_39, topic, produced):
+async def test_kafka_3_9_gets_requests_of_its_newest_version(apache_kafka_39, topic, produced):
     await apache_kafka_39.create_topic(topic, partitions=6)
     servers = apache_kafka_39.bootstrap_servers
 
@@ -275,14 +275,14 @@ async def test_log_has_the_numbers_of_an_idempotent_producer(each_kafka, topic):
     [(producer_id, epoch)] = found.producers
     assert producer_id >= 0
     assert epoch == 0
-    # One after the other, and as the offsets: nothing was numbered and not sent.
+    # The sequences are equal to the offsets, so no number was used without being sent.
     assert [batch.base_sequence for batch in found.batches[0]] == [
         batch.base_offset for batch in found.batches[0]
     ]
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "topic ids reveal a topic that was re-created")
-async def test_topic_made_anew_under_the_same_name_takes_records(each_kafka, topic):
+async def test_topic_re_created_under_the_same_name_accepts_records(each_kafka, topic):
     await each_kafka.create_topic(topic)
 
     async with Producer(each_kafka.bootstrap_servers, retry_backoff_max_ms=200) as producer:
@@ -290,7 +290,8 @@ async def test_topic_made_anew_under_the_same_name_takes_records(each_kafka, top
         await asyncio.to_thread(delete_topic, each_kafka.bootstrap_servers, topic)
         await each_kafka.create_topic(topic)
         second = await producer.send_and_wait(topic, b"new")
-    # By name, the first record may come before the news, and a new log takes any first number (KAFKA-15591).
+    # If the topic is sent by name, the record may arrive before the new metadata, and a new log accepts any first
+    # number (KAFKA-15591).
     log = (await read_thrice(each_kafka, topic, any_first_sequence=True)).log
 
     assert (first.offset, second.offset) == (0, 0)

@@ -38,7 +38,7 @@ def kafka(request):
 
 @pytest.fixture
 def name():
-    """A topic, a group and a transactional id of the test's own."""
+    """The name of the test's own topic, group and transactional id."""
     return f"transactions-{uuid4().hex[:8]}"
 
 
@@ -101,7 +101,7 @@ async def test_one_transaction_over_many_partitions(kafka, name):
 @pytest.mark.promise(
     "Transactions", "a failed record makes the commit impossible, and the error says so (KIP-1050)"
 )
-async def test_a_record_that_the_broker_refuses_aborts_the_whole(kafka, name):
+async def test_a_rejected_record_aborts_the_whole_transaction(kafka, name):
     await kafka.create_topic(name, 2, config={"max.message.bytes": "2000"})
     async with transactional(kafka, name) as producer:
         with pytest.raises(TransactionAbortableError, match="MESSAGE_TOO_LARGE"):  # noqa: PT012  # the block is tested
@@ -116,7 +116,7 @@ async def test_a_record_that_the_broker_refuses_aborts_the_whole(kafka, name):
     assert [int(value) for value in values] == list(range(500))
 
 
-async def test_a_newer_producer_fences_an_older_one_and_the_other_way_round(kafka, name):
+async def test_producers_with_the_same_transactional_id_fence_each_other(kafka, name):
     async with transactional(kafka, name) as first:
         await first.begin_transaction()
         await first.send_and_wait(name, b"of the first")
@@ -212,7 +212,8 @@ async def test_offsets_of_a_real_consumer_are_committed_with_its_membership(kafk
 
 
 async def test_a_partition_of_an_earlier_transaction_can_be_exported(kafka, name):
-    """With v1 both had one epoch, and the broker took the participant's record for the owner's first one."""
+    """With v1 both used to have the same epoch, so the broker took the participant's record for the owner's first
+    one."""
     await kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"})
     place = TopicPartition(name, 0)
     async with transactional(kafka, name) as producer:
@@ -232,7 +233,8 @@ async def test_a_partition_of_an_earlier_transaction_can_be_exported(kafka, name
 
 @pytest.mark.parametrize("end", ["abort_transaction", "commit_transaction"])
 async def test_late_offsets_of_a_transaction_are_not_committed_with_the_next(kafka, name, end, monkeypatch):
-    """With v1 both transactions had one epoch if only the answer to the offsets was lost, as in Java's producer."""
+    """With v1 both transactions used to have the same epoch if only the answer to the offsets was lost, as in Java's
+    producer."""
     await kafka.create_topic(name, 2)
     held = []
     async with transactional(kafka, name) as producer:

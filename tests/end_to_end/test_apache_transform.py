@@ -1,5 +1,5 @@
-"""Consume-transform-produce loops in processes of their own on a real Kafka, whose members and brokers are killed:
-each input record is in the output exactly once."""
+"""Consume-transform-produce loops on a real Kafka, each member in its own process: members and brokers are killed,
+and each input record is in the output exactly once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PARTITIONS = 6
 GROUP_PARTITIONS = 5
-WAIT = 120_000 * MS  # seconds; a broker that was killed and a member that is gone are noticed long before
+WAIT = 120_000 * MS  # seconds; dead brokers and members are noticed long before
 CASES = ("shared", "killed", "abandoned", "frozen", "broker")
 
 CONFIG = {
@@ -57,7 +57,7 @@ class Member:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.committed = 0
-        """The records of the commits that it has reported."""
+        """The number of records in the commits that it has reported."""
         self._lines = asyncio.Condition()
         self._opened = 0
         self._reading = asyncio.create_task(self._read())
@@ -93,7 +93,7 @@ class Member:
         await self._reading
 
     async def stop(self) -> int:
-        """Let it end after its batch; its exit status."""
+        """Let it end after its batch; return its exit status."""
         if self.process.returncode is None:
             assert self.process.stdin is not None
             self.process.stdin.write(b"stop\n")
@@ -105,7 +105,7 @@ class Member:
 
 
 class Copying:
-    """Input that keeps coming, and the members that copy it."""
+    """A continuous input, and the members that copy it."""
 
     def __init__(self, cluster: ApacheKafka, case: str, kind: str) -> None:
         self.cluster = cluster
@@ -167,7 +167,7 @@ class Copying:
         assert [await member.stop() for member in alive] == [0] * len(alive)
         copies: Counter[bytes | None] = Counter()
         async with asyncio.timeout(WAIT):
-            # A transaction that nobody ends hides what is behind it until its time-out.
+            # An abandoned transaction hides the records behind it until its time-out.
             while copies.total() < self.sent:
                 log = await read_back(servers, self.target, committed_only=True)
                 copies = Counter(record.value for part in log.values() for record in part)
@@ -248,13 +248,13 @@ async def test_a_killed_member_is_not_started_again(cluster, kind):
     "a loop's input is in the output exactly once, through rebalances and kills, on a real Kafka",
 )
 @each_kind
-async def test_a_frozen_member_loses_its_partitions_and_can_not_commit_when_it_wakes(cluster, kind):
+async def test_a_frozen_member_loses_its_partitions_and_can_not_commit_when_it_resumes(cluster, kind):
     async with copying(cluster, "frozen", kind) as on:
         first, second = await on.member("one"), await on.member("two")
         await asyncio.gather(first.commits(100), second.commits(100))
         await first.opens()
         first.signal(signal.SIGSTOP)
-        # More than a half of the input can be copied only by the other one, once it has the partitions.
+        # The second member can copy more than half of the input only after it has got all partitions.
         await second.commits(2000)
         first.signal(signal.SIGCONT)
         await first.commits(100)

@@ -1,4 +1,4 @@
-"""Mistakes of users: each has a specific error, with its facts in fields and a sentence that says what to do.
+"""Mistakes of users: each raises a specific error, with its facts in fields and a message that says what to do.
 
 Other records are not affected. Wrong addresses are in test_bad_addresses.py; test_nothing_is_shown.py looks for keys,
 values and passwords in texts."""
@@ -39,7 +39,7 @@ from tests.support.producing import (
 # ------------------------------------------------------------------------------------------------- a record
 
 Case = tuple[dict[str, Any], type[KafkaError], dict[str, Any], tuple[str, ...]]
-"""Arguments of send, the error, its fields, words of its sentence."""
+"""Arguments of send, the error, its fields, and words in its message."""
 
 BAD_RECORDS: dict[str, Case] = {
     "text as value": (
@@ -162,7 +162,7 @@ BAD_RECORDS: dict[str, Case] = {
         {"argument": "timeout"},
         ("0 or more", "-1"),
     ),
-    "a timeout that is no number": (
+    "a timeout that is not a number": (
         {"timeout": float("nan")},
         InvalidRecordError,
         {"argument": "timeout"},
@@ -187,7 +187,7 @@ SMALL = {"max_request_size": 1500, "max_block_ms": 500 * MS * 1000, **SLOW}
 )
 @pytest.mark.parametrize("case", BAD_RECORDS.values(), ids=BAD_RECORDS)
 @in_virtual_time
-async def test_a_bad_argument_has_a_narrow_error_with_its_facts_and_nobody_elses_record_is_lost(case):
+async def test_a_bad_argument_has_a_narrow_error_with_its_facts_and_no_other_record_is_lost(case):
     wrong, error_type, fields, words = case
     async with producing(topics={"t": 2}, **SMALL) as (cluster, producer):
         good = [await producer.send("t", b"before", partition=0)]
@@ -200,14 +200,14 @@ async def test_a_bad_argument_has_a_narrow_error_with_its_facts_and_nobody_elses
         assert {name: getattr(error, name) for name in fields} == fields
         assert [word for word in words if word not in str(error)] == [], str(error)
         assert error.outcome is Outcome.NOT_PERSISTED
-        assert isinstance(error, ValueError | TimeoutError), "as other clients have it"
+        assert isinstance(error, ValueError | TimeoutError), "as in other clients"
         assert [metadata.offset for metadata in await results(good)] == [0, 1]
         assert values(cluster) == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("case", BAD_RECORDS.values(), ids=BAD_RECORDS)
 @in_virtual_time
-async def test_every_way_to_send_refuses_the_same(case):
+async def test_every_way_to_send_rejects_the_same_arguments(case):
     wrong, error_type, _, _ = case
     async with producing(topics={"t": 2}, **SMALL) as (cluster, producer):
         await producer.partitions_for("t")
@@ -216,7 +216,7 @@ async def test_every_way_to_send_refuses_the_same(case):
         if "timeout" not in wrong:
             with pytest.raises(KafkaError) as caught:
                 producer.try_send(**arguments)
-            # What try_send does not know yet it would have to wait for.
+            # try_send raises BufferFullError if it would have to wait for metadata.
             ends += [] if isinstance(caught.value, BufferFullError) else [caught.value]
         if wrong.keys() & {"value", "key", "headers"} and error_type is InvalidRecordError:
             record = {"value": b"v", "key": None, **wrong}
@@ -253,7 +253,7 @@ async def test_among_many_tasks_only_those_with_a_mistake_fail():
         assert all(isinstance(ends[number], KafkaError) for number in range(0, 150, 3))
 
 
-async def test_a_serializer_that_fails_fails_its_own_record_only():
+async def test_a_failing_serializer_fails_only_its_own_record():
     def serializer(value: object) -> bytes:
         if value == "bad":
             raise KeyError("some field")
@@ -272,7 +272,7 @@ async def test_a_serializer_that_fails_fails_its_own_record_only():
         assert values(cluster) == [b"before", b"after"]
 
 
-async def test_what_is_no_batch_is_refused():
+async def test_send_batch_rejects_anything_but_a_batch():
     async with producing() as (cluster, producer):
         for thing in ("records", None, [b"a"]):
             error = await error_of(producer.send_batch(thing, "t", partition=0))
@@ -315,7 +315,7 @@ async def test_use_before_start_and_after_close_says_what_to_do(call):
         assert values(cluster) == [b"good"]
 
 
-async def test_a_second_start_says_what_to_do_and_harms_nobody():
+async def test_a_second_start_says_what_to_do_and_does_no_harm():
     async with producing(**SLOW) as (cluster, producer):
         delivery = await producer.send("t", b"buffered")
 
@@ -338,7 +338,7 @@ BAD_TIMEOUTS = ["soon", -1, float("nan"), 10**400, True]
 
 @pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=["text", "negative", "nan", "huge", "bool"])
 @pytest.mark.parametrize("call", ["flush", "close"])
-async def test_a_timeout_that_makes_no_sense_is_refused_and_does_no_harm(call, timeout):
+async def test_an_invalid_timeout_is_rejected_and_does_no_harm(call, timeout):
     async with producing(**SLOW) as (cluster, producer):
         delivery = await producer.send("t", b"buffered")
 
@@ -382,7 +382,7 @@ def test_an_unknown_setting_is_named_with_the_nearest_one(setting, hint):
 # ------------------------------------------------------------------------------------- with, and pickle
 
 
-def test_with_instead_of_async_with_is_refused_with_what_to_do():
+def test_with_instead_of_async_with_says_what_to_do():
     with (
         pytest.raises(TypeError, match=r"needs `async with`.*aioproducer\.blocking\.Producer"),
         quick_producer("localhost:1"),
@@ -390,14 +390,14 @@ def test_with_instead_of_async_with_is_refused_with_what_to_do():
         pytest.fail("it was opened")
 
 
-async def test_async_with_of_a_blocking_producer_is_refused_with_what_to_do():
+async def test_async_with_of_a_blocking_producer_says_what_to_do():
     with pytest.raises(TypeError, match="needs `with`"):
         async with blocking.Producer("localhost:1"):
             pytest.fail("it was opened")
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_producer_that_is_pickled_or_copied_says_that_each_process_builds_its_own(copied):
+def test_pickling_or_copying_a_producer_says_that_each_process_builds_its_own(copied):
     with pytest.raises(TypeError, match="build one in each process"):
         copied(quick_producer("localhost:1"))
     with pytest.raises(TypeError, match="build one in each process"):

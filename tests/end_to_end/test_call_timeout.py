@@ -1,4 +1,4 @@
-"""`timeout=` of send_many and send_batch: one limit for all records of a call, including its wait."""
+"""`timeout=` of send_many and send_batch: one limit for all records of a call and for its own waiting time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.producing import (
 )
 
 PATIENT = {"request_timeout_ms": 20_000, "delivery_timeout_ms": 60_000}
-"""Only the timeout of a call ends a record."""
+"""Settings with which only the timeout of a call ends a record."""
 COLUMNS = pytest.mark.parametrize(
     "settings", [{}, {"value_serializer": bytes}], ids=["columns", "row by row"]
 )
@@ -97,7 +97,7 @@ async def test_rows_in_flight_end_with_the_timeout_of_their_call_and_other_recor
         assert one.done()
         assert isinstance(await error_of(one), DeliveryTimeoutError)
         assert isinstance(await error_of(receipt.delivery(0)), DeliveryTimeoutError), (
-            "one made afterwards as well"
+            "also one made afterwards"
         )
         assert heard == [one]
         assert not before.done()
@@ -258,7 +258,7 @@ async def test_many_rows_that_end_together_hold_the_loop_for_a_few_thousand_at_a
         assert max(ended.values()) <= 2 * RECORDS_A_TURN
 
 
-async def test_a_receipt_with_a_timeout_that_nobody_looks_at_counts_its_rows_as_unretrieved():
+async def test_a_discarded_receipt_with_a_timeout_counts_its_rows_as_unretrieved():
     async with producing(**PATIENT) as (cluster, producer):
         await lose_the_broker(cluster, producer)
         await producer.send_many("t", [b"a", b"b"], timeout=20 * MS)
@@ -271,7 +271,7 @@ async def test_a_receipt_with_a_timeout_that_nobody_looks_at_counts_its_rows_as_
 
 
 @pytest.mark.parametrize("nonsense", [-1, "1", True, float("nan")])
-async def test_a_timeout_of_a_call_that_is_no_number_of_seconds_is_refused(nonsense):
+async def test_a_timeout_of_a_call_that_is_not_a_number_of_seconds_is_rejected(nonsense):
     async with producing(**PATIENT) as (_, producer):
         built = producer.create_batch()
         built.append(key=None, value=b"v")
@@ -282,7 +282,7 @@ async def test_a_timeout_of_a_call_that_is_no_number_of_seconds_is_refused(nonse
         assert (await within(5, await producer.send_batch(built, "t", partition=0))).offset == 0
 
 
-async def test_a_recording_producer_takes_the_timeouts_as_well():
+async def test_a_recording_producer_accepts_timeouts_too():
     async with RecordingProducer() as producer:
         built = producer.create_batch()
         built.append(key=None, value=b"built")

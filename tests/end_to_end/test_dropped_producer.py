@@ -28,7 +28,7 @@ def own_tasks() -> list[str]:
 
 @contextmanager
 def dropping() -> Iterator[list[str]]:
-    """A block in which something is dropped, and garbage collected at its end. Yields the list of the warnings'
+    """A block in which a producer is dropped, with a garbage collection at its end. Yields the list of the warnings'
     texts."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -105,7 +105,7 @@ async def test_a_producer_that_another_thread_collects_is_closed_in_its_loop():
         await until(lambda: not own_tasks())
 
 
-async def test_a_child_that_was_forked_leaves_the_parents_loop_alone(monkeypatch):
+async def test_a_forked_child_leaves_the_parents_loop_alone(monkeypatch):
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         async with Producer(cluster.bootstrap_servers) as producer:
             scheduled: list[object] = []
@@ -121,7 +121,7 @@ async def test_a_child_that_was_forked_leaves_the_parents_loop_alone(monkeypatch
             assert scheduled == []
 
 
-async def test_a_producer_that_was_closed_is_dropped_without_a_word():
+async def test_a_closed_producer_is_dropped_without_a_warning():
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         with dropping() as told:
             async with Producer(cluster.bootstrap_servers) as producer:
@@ -135,7 +135,7 @@ PROGRAM = """
 import asyncio, gc, socket, sys
 from aioproducer import Producer
 
-server = socket.create_server(("127.0.0.1", 0))  # accepts, and stays silent
+server = socket.create_server(("127.0.0.1", 0))  # accepts connections and stays silent
 port = server.getsockname()[1]
 
 async def hang(host, port):
@@ -190,10 +190,10 @@ def test_a_loop_that_is_closed_while_a_broker_is_dialled_leaves_no_traceback(kin
         assert word not in done.stderr, done.stderr
     assert (
         "Task was destroyed but it is pending" in done.stderr
-    )  # asyncio's own words: something was going on
+    )  # asyncio's own message: a connection attempt was in progress
 
 
-async def test_a_start_that_is_thrown_away_with_its_loop_awaits_nothing():
+async def test_a_start_that_is_discarded_with_its_loop_awaits_nothing():
     async with ScriptedBroker(silence) as broker, Net(broker.address) as net:
         coroutine = net.brokers._dial(net.brokers._entries[-1])
         coroutine.send(None)
@@ -223,7 +223,7 @@ def test_a_dropped_producer_whose_loop_ends_before_it_is_closed_logs_its_records
                 await producer.send("t", b"x")
         del producer
         gc.collect()
-        await asyncio.sleep(0.05)  # the closing begins, and waits for the records
+        await asyncio.sleep(0.05)  # close() has begun and waits for the records
 
     asyncio.run(main())
     """

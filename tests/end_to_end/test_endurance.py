@@ -1,4 +1,5 @@
-"""The memory of a producer after three days of faults is that after one day: virtual time makes hours cheap."""
+"""A producer needs no more memory after three days of faults than after one day; virtual time makes this test
+quick."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ FAULTS_AN_HOUR = 6
 HEALS_AFTER = 120.0
 """The duration of a fault in seconds."""
 RECORDS_EVERY = 120.0
-"""Seconds."""
+"""Seconds between two rounds of records."""
 SETTINGS = {
     "linger_ms": 5,
     "request_timeout_ms": 5000,
@@ -71,7 +72,7 @@ def test_72_hours_of_rolling_faults_leave_nothing_behind(kind, caplog):
 
 
 class Days:
-    """One producer that writes now and then, for days on which something is always going wrong."""
+    """One producer that writes now and then during days of faults."""
 
     def __init__(self, plan: Plan) -> None:
         self.samples: list[Sample] = []
@@ -150,7 +151,7 @@ def sample(producer: Producer, seconds: float) -> Sample:
 
 
 def reachable(producer: Producer) -> Counter[str]:
-    """By type, the objects that the producer keeps alive; not the loop, nor what the brokers keep."""
+    """Count the objects that the producer keeps alive, by type, without the loop and the objects of the brokers."""
     strangers = (type, types.ModuleType, types.FunctionType, asyncio.AbstractEventLoop)
     found: Counter[str] = Counter()
     seen = {id(producer)}

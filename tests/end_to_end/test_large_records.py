@@ -20,9 +20,9 @@ from tests.conftest import MS
 from tests.support.producing import producing, quick_producer, results, until, values, within
 
 HUNDRED_MIB = 100 * 1024 * 1024 - 4096
-"""Bytes; with a request around it, as much as a broker takes (socket.request.max.bytes)."""
+"""Bytes; with its request, the largest value that a broker accepts (socket.request.max.bytes)."""
 LONGEST_TURN = 0.05
-"""Seconds of the loop's thread on the CPU."""
+"""The limit of a turn, in seconds of CPU time of the loop's thread."""
 LARGE_TOO = {
     "max_request_size": 8 * LARGE_RECORD,
     "buffer_memory": 64 * LARGE_RECORD,
@@ -63,7 +63,7 @@ def _serve(pipe: Connection) -> None:
     "sealed",
 )
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-async def test_a_record_of_100_mib_keeps_no_turn_of_the_loop_from_the_others(servers, topic, compression):
+async def test_a_record_of_100_mib_does_not_block_the_loop(servers, topic, compression):
     value = random.Random(1).randbytes(1024 * 1024) * 100
     value = value[:HUNDRED_MIB]
     async with quick_producer(
@@ -76,7 +76,7 @@ async def test_a_record_of_100_mib_keeps_no_turn_of_the_loop_from_the_others(ser
     ) as producer:
         await producer.send_and_wait(topic, b"first")
 
-        # The machine may be another's for a while, which makes every page fault longer.
+        # Other work on the machine can make page faults slower for a while.
         longest = [await _longest_turn(producer, topic, value)]
         while min(longest) >= LONGEST_TURN and len(longest) < 3:
             longest.append(await _longest_turn(producer, topic, value))
@@ -85,7 +85,7 @@ async def test_a_record_of_100_mib_keeps_no_turn_of_the_loop_from_the_others(ser
 
 
 async def _longest_turn(producer: Producer, topic: str, value: bytes) -> float:
-    """CPU seconds of the longest turn from the call of send to the acknowledgement."""
+    """Return the CPU seconds of the longest turn from the call of send to the acknowledgement."""
     loop = asyncio.get_running_loop()
     longest = 0.0
     last = time.thread_time()
@@ -104,7 +104,7 @@ async def _longest_turn(producer: Producer, topic: str, value: bytes) -> float:
     return longest
 
 
-# ----------------------------------------------------------------------------------------------- the same promises
+# --------------------------------------------------------------------------------------------- the same guarantees
 
 
 def large(number: int) -> bytes:
@@ -118,7 +118,7 @@ def large(number: int) -> bytes:
 )
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.parametrize("batch_size", [16_384, 4 * LARGE_RECORD])
-async def test_large_records_stand_in_order_among_the_others(batch_size, compression):
+async def test_large_records_keep_their_order_among_the_others(batch_size, compression):
     sent = [large(1), b"a", b"b", large(2), large(3), b"c"]
     async with producing(
         cluster=TAKES_LARGE, batch_size=batch_size, compression_type=compression, linger_ms=1, **LARGE_TOO
@@ -139,7 +139,7 @@ async def test_large_records_stand_in_order_among_the_others(batch_size, compres
     "a value of many MiB does not hold up the loop: a thread copies it (`bytes` only) before its batch is "
     "sealed",
 )
-async def test_what_can_be_changed_is_copied_before_send_returns():
+async def test_a_mutable_value_is_copied_before_send_returns():
     value = bytearray(large(1))
     before = bytes(value)
     async with producing(cluster=TAKES_LARGE, **LARGE_TOO) as (cluster, producer):
@@ -167,7 +167,7 @@ async def test_without_a_thread_the_loop_copies(monkeypatch):
     "a value of many MiB does not hold up the loop: a thread copies it (`bytes` only) before its batch is "
     "sealed",
 )
-async def test_a_thread_that_ends_before_it_copied_costs_no_byte(monkeypatch, caplog):
+async def test_a_thread_that_fails_before_it_has_copied_loses_no_byte(monkeypatch, caplog):
     async with producing(cluster=TAKES_LARGE, compression_type="lz4", **LARGE_TOO) as (cluster, producer):
 
         def fails(*_: object) -> None:
@@ -200,7 +200,7 @@ async def test_a_large_record_that_ends_while_a_thread_has_it_is_not_sent():
         assert values(cluster) == [b"next"]
 
 
-async def test_a_large_record_waits_for_its_memory_and_nobody_overtakes_it():
+async def test_a_large_record_waits_for_its_memory_and_is_not_overtaken():
     async with producing(cluster=TAKES_LARGE, **{**LARGE_TOO, "buffer_memory": LARGE_RECORD + 1000}) as (
         cluster,
         producer,

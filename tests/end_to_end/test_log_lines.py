@@ -1,4 +1,4 @@
-"""The log lines of an outage: the table of docs/operations.md, row by row."""
+"""The log lines of an outage: one scenario for each row of the table in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Played(NamedTuple):
     play: Scenario
     times: int
     in_real_time: bool
-    """Because of a blocked loop, a thread or TLS."""
+    """True if the scenario needs a blocked loop, a thread or TLS."""
 
 
 SCENARIOS: dict[str, Played] = {}
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 
 def table() -> list[Row]:
-    """The rows of the table in the docs: what happened, the level, and an example of the line."""
+    """Return the rows of the table in the docs: the event, the level, and an example of the line."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     text = page.split("## Log lines")[1].split("\n## ")[0]
     code = r"(?:`` (.+?) ``|`([^`]+)`)"
@@ -78,12 +78,12 @@ def table() -> list[Row]:
 
 
 def shape(line: str) -> str:
-    """The line without its numbers and directories."""
+    """Return the line without its numbers and directories."""
     return re.sub(r"\d[\d.]*(e-\d+)?", "#", re.sub(r"/\S+/", "/", line))
 
 
 def scenario(event: str, times: int = 1, *, in_real_time: bool = False) -> Callable[[Scenario], Scenario]:
-    """The scenario in which the line of a row appears so many times."""
+    """Register the scenario in which the line of a row appears this many times."""
 
     def keep(play: Scenario) -> Scenario:
         SCENARIOS[event] = Played(play, times, in_real_time)
@@ -116,7 +116,7 @@ UNLISTED = {
     "the abort of a TransformLoop's batch is repeated": OF_LOOPS,
     "a TransformLoop waits for the committed offsets": OF_LOOPS,
 }
-"""The log calls without a row, by the beginning of their text, and why."""
+"""The log calls without a row, by the beginning of their text, with the reason."""
 ROOMS_WITHOUT_ROWS = {
     "spark": "Spark's driver and tasks, with the log of docs/spark.md",
     "testing": "the test clusters",
@@ -125,7 +125,7 @@ LEVELS = {"info", "warning", "error", "exception", "critical", "log"}
 
 
 def log_calls(source: str) -> list[str]:
-    """The texts that may be logged at INFO or above; `?` for one that is not a literal."""
+    """Return the texts that may be logged at INFO or above; `?` for a text that is not a literal."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if not (
@@ -142,7 +142,7 @@ def log_calls(source: str) -> list[str]:
 
 
 def is_line_of(text: str, line: str) -> bool:
-    """Whether a log call with this text can write the line."""
+    """Return True if a log call with this text can write the line."""
     parts = re.split(r"%(?:\.\d)?[a-z]", text)
     return re.fullmatch(".*".join(re.escape(part.replace("%%", "%")) for part in parts), line) is not None
 
@@ -185,7 +185,7 @@ def test_each_log_call_has_a_row():
     "Observability", "each event of the log's table has its line, at its level and as often as stated"
 )
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.event)
-def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_it_should(row, caplog):
+def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_expected(row, caplog):
     caplog.set_level(logging.DEBUG)
     play, times, in_real_time = SCENARIOS[row.event]
 
@@ -200,7 +200,7 @@ def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_it_should(r
         for record in caplog.records
         if shape(record.message).endswith(
             shape(row.line)
-        )  # as it was written: a producer in it changes its state
+        )  # the text as it was written: a producer in it may change its state later
     ]
     assert levels == [row.level] * times, "\n".join(lines)
     of_producer = [
@@ -210,7 +210,7 @@ def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_it_should(r
 
 
 async def refused_for(seconds: float) -> None:
-    """Each Produce request is rejected for a while, then one is accepted."""
+    """Reject each Produce request for a while, then accept one."""
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=1000)
         delivery = await producer.send("orders", b"v")
@@ -338,7 +338,7 @@ async def play_blocked() -> None:
         for _ in range(2):
             delivery = await producer.send("orders", b"v")
             await asyncio.sleep(0)
-            time.sleep(1.3)  # noqa: ASYNC251  # what blocking code does
+            time.sleep(1.3)  # noqa: ASYNC251  # like blocking code
             await delivery
 
 
@@ -351,7 +351,7 @@ async def play_unseen() -> None:
 
 
 async def refused_topics() -> None:
-    """A hundred topics are refused three times each."""
+    """Reject the batches of a hundred topics three times each."""
     async with producing(topics={f"t{number}": 1 for number in range(100)}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=300)
         deliveries = [await producer.send(f"t{number}", b"v") for number in range(100)]
@@ -413,7 +413,7 @@ async def play_long_throttle() -> None:
 
 
 async def lose_two_records(cluster: EmbeddedCluster, producer: Producer) -> None:
-    """Four records are acknowledged; then an unclean leader is elected that lacks two of them."""
+    """Acknowledge four records, then elect an unclean leader that lacks two of them."""
     for _ in range(4):
         await producer.send_and_wait("orders", b"v")
     cluster.partition("orders", 0).high_watermark = 2
@@ -461,7 +461,7 @@ async def play_unclosed() -> None:
 
 
 async def with_a_blocking_producer(use: Callable[[EmbeddedCluster, blocking.Producer], None]) -> None:
-    """A thread uses a blocking producer that is started."""
+    """Let a thread use a started blocking producer."""
     async with EmbeddedCluster(1, topics={"orders": 1}) as cluster:
         producer = blocking.Producer(cluster.bootstrap_servers, linger_ms=0)
         await asyncio.to_thread(producer.start)
@@ -712,7 +712,7 @@ def test_a_leader_is_not_missing_while_no_broker_is_known_or_no_record_waits(cap
     assert [line for line in lines if line.startswith("no leader")] == []
 
 
-def test_records_of_a_transaction_that_the_user_aborts_are_no_error(caplog):
+def test_records_of_a_transaction_that_the_user_aborts_are_not_an_error(caplog):
     @in_virtual_time
     async def play() -> None:
         async with producing(topics={"orders": 1}, transactional_id="tx", linger_ms=1000) as (_, producer):
@@ -730,7 +730,7 @@ def test_records_of_a_transaction_that_the_user_aborts_are_no_error(caplog):
 
 @pytest.mark.parametrize("timeout", [None, 0])
 @pytest.mark.parametrize("linger_ms", [0, 1000])
-def test_records_of_an_open_transaction_that_close_aborts_are_no_error(caplog, timeout, linger_ms):
+def test_records_of_an_open_transaction_that_close_aborts_are_not_an_error(caplog, timeout, linger_ms):
     @in_virtual_time
     async def play() -> None:
         async with producing(topics={"orders": 1}, transactional_id="tx", linger_ms=linger_ms) as (
@@ -770,7 +770,7 @@ def test_records_of_a_commit_that_close_gives_up_are_an_error(caplog):
     ]
 
 
-def test_thousands_of_topics_that_are_refused_write_a_few_lines_only(caplog):
+def test_rejected_batches_of_many_topics_write_only_a_few_lines(caplog):
     in_virtual_time(refused_topics)()
 
     warnings = log_lines(caplog, logging.WARNING)
@@ -778,7 +778,7 @@ def test_thousands_of_topics_that_are_refused_write_a_few_lines_only(caplog):
     assert len([line for line in warnings if line.startswith("batches of more topics")]) == 1
 
 
-def test_a_failed_connection_has_one_line_and_not_two(caplog):
+def test_a_failed_connection_has_only_one_line(caplog):
     @in_virtual_time
     async def play() -> None:
         async with EmbeddedCluster(1) as cluster:

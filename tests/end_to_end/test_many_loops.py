@@ -1,4 +1,5 @@
-"""Several producers on several event loops, in several threads at once: they share no state of the package."""
+"""Several producers on several event loops, in several threads at the same time: they share no state of the
+package."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ RECORDS = 3000
 
 @pytest.fixture(scope="module")
 def docs():
-    """A cluster in a thread of its own."""
+    """A cluster in its own thread."""
     with Docs() as docs:
         yield docs
 

@@ -25,7 +25,7 @@ WAIT = 30_000 * MS
 """Seconds; longer than any of these steps takes."""
 
 PARTITIONS = 11
-# Text without line ends, because one of the clients is fed from a pipe.
+# Text without line ends, because one of the clients reads lines from a pipe.
 KEYS = [
     b"",
     b"21",
@@ -94,7 +94,7 @@ def produce_with_librdkafka(servers: str, partitioner: str, keys: list[bytes | N
             "bootstrap.servers": servers,
             "partitioner": partitioner,
             "linger.ms": 1,
-            "sticky.partitioning.linger.ms": 0,  # each record without a key is placed anew
+            "sticky.partitioning.linger.ms": 0,  # choose a partition for each record without a key
         }
     )
     for key in keys:
@@ -116,7 +116,7 @@ async def placed_by_librdkafka(keys: list[bytes | None], partitioner: str) -> Pl
     ["murmur2", "murmur2_random", "consistent", "consistent_random", "fnv1a", "fnv1a_random"],
 )
 async def test_keys_go_where_librdkafkas_partitioner_of_the_same_name_puts_them(name):
-    keys = [key for key in KEYS + BINARY_KEYS if key]  # the empty key and none at all: below
+    keys = [key for key in KEYS + BINARY_KEYS if key]  # empty and missing keys are tested below
 
     assert await placed_by_us(keys, partitioner=name) == await placed_by_librdkafka(keys, name)
 
@@ -132,11 +132,11 @@ async def test_keys_go_where_librdkafkas_partitioner_of_the_same_name_puts_them(
         ("fnv1a_random", True, False),
     ],
 )
-async def test_records_without_key_and_with_an_empty_one_are_treated_as_librdkafka_does(
+async def test_records_without_a_key_or_with_an_empty_one_are_placed_as_by_librdkafka(
     name, empty_is_one, none_is_one
 ):
     keys: list[bytes | None] = [b"", None] * 60
-    # A batch takes one record, so that where ours is sticky it moves on with each.
+    # A batch contains one record, so our sticky partitioners move on with each record.
     ours = await placed_by_us(keys, partitioner=name, batch_size=1)
     theirs = await placed_by_librdkafka(keys, name)
 
@@ -155,11 +155,11 @@ async def test_the_name_murmur2_spreads_records_without_a_key_as_java_does_and_l
     assert len((await placed_by_us(keys, partitioner="murmur2", batch_size=1))[None]) > 1
     theirs = await placed_by_librdkafka(keys, "murmur2")
     assert len(theirs[None]) == 1
-    # The exact twin of librdkafka's is a callable.
+    # The exact equivalent of librdkafka's is a callable.
     assert await placed_by_us(keys, partitioner=Hashed(murmur2_partition)) == theirs
 
 
-async def test_the_partitioners_that_have_names_can_be_given_as_callables_too():
+async def test_partitioners_with_names_can_also_be_passed_as_callables():
     keys = [b"one key"] * (2 * PARTITIONS)
 
     assert (await placed_by_us(keys, partitioner=RoundRobin()))[b"one key"] == set(range(PARTITIONS))
@@ -169,13 +169,13 @@ async def test_the_partitioners_that_have_names_can_be_given_as_callables_too():
 
 
 async def produce_with_java(version: str, servers: str, keys: list[bytes], directory: Path) -> str:
-    """Feed the keys to Kafka's console producer that runs on this version's client; returns what it logged."""
+    """Feed the keys to Kafka's console producer, which runs on this version of the client; return its log."""
     children = ChildProcesses()
     try:
         client = await class_path(version, children, directory / "jars.log")
         tool = await class_path(
             "3.9.2", children, directory / "jars.log"
-        )  # its jars have the console producer
+        )  # its jars contain the console producer
     finally:
         children.end()
     (client_jar,) = [jar for jar in client.split(os.pathsep) if Path(jar).name.startswith("kafka-clients-")]

@@ -1,5 +1,5 @@
-"""Faults of a producer's process: killed in the middle of a transaction, stopped, out of file descriptors, ended with
-records in flight; and the cost of many producers and many waiting calls."""
+"""Faults of a producer's process: killed in the middle of a transaction, stopped, without file descriptors, ended
+with records in flight; and the cost of many producers and many waiting calls."""
 
 from __future__ import annotations
 
@@ -89,14 +89,12 @@ KILLED: dict[str, tuple[str, ApiKey | None]] = {
         END_TXN,
     ),
 }
-"""The points at which it is killed: the call, and the request during whose handling the process is killed."""
+"""The moments at which the process is killed: its last calls, and the request that is then in progress."""
 
 
 @pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
 @pytest.mark.parametrize("where", KILLED)
-async def test_a_client_that_is_killed_leaves_nothing_of_its_open_transaction_to_its_successor(
-    where, version
-):
+async def test_nothing_of_a_killed_clients_open_transaction_is_committed(where, version):
     steps, api = KILLED[where]
     async with EmbeddedCluster(topics={"t": 1}, transaction_version=version) as cluster:
         script = f"""
@@ -133,7 +131,7 @@ async def test_a_client_that_is_killed_leaves_nothing_of_its_open_transaction_to
         await until(lambda: cluster.partition("t", 0).last_stable_offset == cluster.log("t", 0).end_offset)
 
 
-async def test_a_client_that_is_stopped_for_longer_than_its_timeouts_tells_the_truth_when_it_wakes():
+async def test_a_client_stopped_for_longer_than_its_timeouts_reports_true_results_when_it_resumes():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         script = """
             SETTINGS.update(request_timeout_ms=300, delivery_timeout_ms=600)
@@ -164,20 +162,20 @@ async def test_a_client_that_is_stopped_for_longer_than_its_timeouts_tells_the_t
                 assert log[int(became)] == number
             elif became == "NOT_PERSISTED":
                 assert number not in log
-        assert all(became.isdigit() for became in told[3:]), "it goes on"
+        assert all(became.isdigit() for became in told[3:]), "later records are delivered"
 
 
 # ------------------------------------------------------------------------------------------- file descriptors
 
 
-async def test_a_client_without_file_descriptors_says_so_and_goes_on_when_it_has_some_again():
+async def test_a_client_without_file_descriptors_says_so_and_recovers_when_it_has_some_again():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         script = """
             import resource
             before = resource.getrlimit(resource.RLIMIT_NOFILE)
             async with Producer(servers, **SETTINGS) as producer:
                 await producer.send_and_wait("t", b"0")
-                await asyncio.get_running_loop().run_in_executor(None, int)  # its threads are there
+                await asyncio.get_running_loop().run_in_executor(None, int)  # start its thread
                 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
                 say("none left")
                 await hear()
@@ -200,10 +198,10 @@ async def test_a_client_without_file_descriptors_says_so_and_goes_on_when_it_has
         assert values(cluster) == [b"0", b"1"]
 
 
-# ------------------------------------------------------------------------------------------- nobody closes
+# ---------------------------------------------------------------------------------------------- not closed
 
 
-def test_a_loop_that_is_closed_before_its_producer_leaves_a_warning_and_no_other_noise():
+def test_a_loop_that_is_closed_before_its_producer_leaves_only_a_warning():
     done = run_script(
         """
         import asyncio, gc
@@ -231,7 +229,7 @@ def test_a_loop_that_is_closed_before_its_producer_leaves_a_warning_and_no_other
     assert "Traceback" not in done.stderr, done.stderr
 
 
-def test_an_interpreter_that_ends_with_records_on_their_way_ends_soon_and_says_what_is_lost():
+def test_an_interpreter_with_records_in_flight_exits_soon_and_warns():
     began = time.monotonic()
     done = run_script(
         """
@@ -259,17 +257,17 @@ def test_an_interpreter_that_ends_with_records_on_their_way_ends_soon_and_says_w
     assert time.monotonic() - began < 10_000 * MS
 
 
-# ------------------------------------------------------------------------------------------- very many
+# ---------------------------------------------------------------------------- many producers and calls
 
 
-async def test_many_producers_one_after_the_other_leave_nothing():
+async def test_many_producers_one_after_the_other_leave_nothing_behind():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
 
         async def some(count: int) -> int:
             for _ in range(count):
                 async with quick_producer(cluster) as producer:
                     await producer.send("t", b"v")
-            # What the brokers remember of them is not theirs.
+            # Don't count the objects that the brokers keep.
             cluster.delete_topic("t")
             cluster.create_topic("t", 1)
             cluster.requests.clear()
@@ -280,11 +278,11 @@ async def test_many_producers_one_after_the_other_leave_nothing():
         before = await some(20)
         after = await some(150)
 
-        assert after - before < 150, "not one object for each"
+        assert after - before < 150, "an object is left for each producer"
         assert len(asyncio.all_tasks()) <= 1 + sum(broker.connection_count for broker in cluster._brokers)
 
 
-async def test_very_many_calls_that_wait_for_room_cost_each_the_same_and_keep_within_the_buffer():
+async def test_many_calls_that_wait_for_room_cost_the_same_each_and_stay_within_the_buffer():
     async def spent(count: int) -> float:
         async with EmbeddedCluster(topics={"t": 1}) as cluster:
             patient = dict.fromkeys(
@@ -304,4 +302,4 @@ async def test_very_many_calls_that_wait_for_room_cost_each_the_same_and_keep_wi
 
     few, many = await spent(2000), await spent(20_000)
 
-    assert many < few * 10 * 4, f"{few:.3f} s and {many:.3f} s: each costs more, the more there are"
+    assert many < few * 10 * 4, f"{few:.3f} s and {many:.3f} s: the cost of a call grows with their number"

@@ -1,4 +1,4 @@
-"""The public calls besides send: flush, batches built by hand, metrics, try_send; and the order of send's steps."""
+"""The public calls besides send - flush, batches built by hand, metrics, try_send - and the order of send's steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_flush_of_an_empty_producer_returns_at_once():
         await within(0.2, producer.flush())
 
 
-async def test_flush_returns_also_when_records_fail():
+async def test_flush_also_returns_when_records_fail():
     async with producing() as (cluster, producer):
         cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.INVALID_RECORD)
         delivery = await producer.send("t", b"v")
@@ -93,7 +93,7 @@ async def test_a_cancelled_flush_has_no_effect_on_the_records():
 
 
 @pytest.mark.promise("Public API", "`flush(timeout=)` cuts linger short")
-async def test_flush_waits_only_for_the_records_that_are_there():
+async def test_flush_waits_only_for_earlier_records():
     async with producing(topics={"t": 1, "u": 1}, brokers=2) as (cluster, producer):
         cluster.move_leader("u", 0, 1)
         await asyncio.gather(producer.partitions_for("t"), producer.partitions_for("u"))
@@ -234,7 +234,7 @@ async def test_a_batch_of_at_most_buffer_memory_finds_room_in_an_empty_buffer():
         assert (await within(1, delivery)).offset == 0
 
 
-async def test_a_batch_larger_than_the_limits_is_refused():
+async def test_a_batch_larger_than_the_limits_is_rejected():
     async with producing(max_request_size=2000) as (cluster, producer):
         builder = producer.create_batch()
         builder.append(key=None, value=bytes(3000))
@@ -246,7 +246,7 @@ async def test_a_batch_larger_than_the_limits_is_refused():
         assert values(cluster) == []
 
 
-async def test_a_builder_refuses_what_send_refuses():
+async def test_a_builder_rejects_the_same_arguments_as_send():
     async with producing() as (_, producer):
         builder = producer.create_batch()
         for wrong in (
@@ -272,7 +272,7 @@ async def test_send_batch_needs_a_partition(partition):
         assert values(cluster) == []
 
 
-# ------------------------------------------------------------------------------------------- what is known
+# ------------------------------------------------------------------------------------ metadata and metrics
 
 
 @pytest.mark.promise("Public API", "`partitions_for` names all partitions")
@@ -305,7 +305,7 @@ async def test_partition_info_gives_leader_epoch_replicas_and_isr():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "`metrics()` counts nodes, buffer, batches, retries and errors"
 )
-async def test_metrics_tell_of_nodes_buffer_batches_retries_and_errors():
+async def test_metrics_count_nodes_buffer_batches_retries_and_errors():
     async with producing(topics={"t": 2}) as (cluster, producer):
         cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
         for number in range(4):
@@ -364,7 +364,7 @@ async def test_try_send_appends_to_a_known_topic():
 
 
 @pytest.mark.promise("Public API", "`try_send` fails at once instead of waiting")
-async def test_try_send_refuses_an_unknown_topic_and_makes_it_known():
+async def test_try_send_rejects_an_unknown_topic_and_requests_its_metadata():
     async with producing() as (cluster, producer):
         with pytest.raises(BufferFullError) as caught:
             producer.try_send("t", b"v")
@@ -384,7 +384,7 @@ async def test_try_send_refuses_an_unknown_topic_and_makes_it_known():
 
 
 @pytest.mark.promise("Public API", "`try_send` fails at once instead of waiting")
-async def test_try_send_refuses_a_full_buffer_at_once():
+async def test_try_send_fails_at_once_if_the_buffer_is_full():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -401,7 +401,7 @@ async def test_try_send_refuses_a_full_buffer_at_once():
 
 
 @pytest.mark.promise("Public API", "`try_send` fails at once instead of waiting")
-async def test_try_send_does_not_overtake_those_who_wait():
+async def test_try_send_does_not_overtake_waiting_callers():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -417,7 +417,7 @@ async def test_try_send_does_not_overtake_those_who_wait():
         await within(1, await within(1, waiting))
 
 
-# ------------------------------------------------------------------------------------------------- the order
+# ------------------------------------------------------------------------------------ the order of the steps
 
 
 @pytest.mark.promise(
@@ -452,7 +452,7 @@ async def test_metadata_serializers_partitioner_size_check_and_append_come_in_th
     ) as (_, producer):
         with pytest.raises(MetadataTimeoutError):
             await producer.send("unknown", b"v", b"k")
-        assert seen == [], "nothing is serialized for a topic that is not known"
+        assert seen == [], "nothing is serialized for an unknown topic"
 
         with pytest.raises(RecordTooLargeError):
             await producer.send("t", b"vv", b"k")

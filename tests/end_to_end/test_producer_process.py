@@ -15,7 +15,7 @@ from tests.conftest import MS
 
 
 def run_script(script: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a Python script in a process of its own; `interrupt`: Ctrl-C as soon as it prints "ready"."""
+    """Run a Python script in its own process. With `interrupt`, send Ctrl-C as soon as it prints "ready"."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "default"}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -71,8 +71,10 @@ def test_ctrl_c_leaves_cleanly():
         assert trouble not in done.stderr, done.stderr
 
 
-@pytest.mark.promise("Public API", "using a producer after a fork is a clear error, and the parent's goes on")
-def test_a_forked_child_is_refused_and_does_no_harm_to_its_parent():
+@pytest.mark.promise(
+    "Public API", "using a producer after a fork is a clear error, and the parent's still works"
+)
+def test_a_forked_child_gets_errors_and_does_no_harm_to_its_parent():
     done = run_script(
         """
         import asyncio, os, sys
@@ -120,7 +122,7 @@ def test_a_forked_child_is_refused_and_does_no_harm_to_its_parent():
     assert done.stdout.splitlines() == [*(f"{call} ForkedError" for call in calls), "1", "2 2"]
 
 
-def test_a_producer_that_nobody_closed_warns():
+def test_an_unclosed_producer_warns():
     done = run_script(
         """
         import asyncio
@@ -156,7 +158,7 @@ UNCLOSED = """
             cluster.freeze_broker(0)
             for _ in range(50):
                 await producer.send("t", b"v", partition=0)
-            await producer.send("t", bytes(300_000), partition=1)  # which fills a batch, and so is sent at once
+            await producer.send("t", bytes(300_000), partition=1)  # it fills a batch, so it is sent at once
             while not producer.metrics().in_flight:
                 await asyncio.sleep(0.001)
     """
@@ -202,7 +204,7 @@ asyncio.run(forked())
 
 
 @pytest.mark.promise("Records", "a thread that compresses does not keep the interpreter from exiting")
-def test_a_thread_that_still_compresses_after_close_does_not_keep_the_interpreter():
+def test_a_thread_that_still_compresses_after_close_does_not_keep_the_interpreter_running():
     began = time.monotonic()
     done = run_script(
         """
@@ -234,7 +236,7 @@ def test_a_thread_that_still_compresses_after_close_does_not_keep_the_interprete
     assert time.monotonic() - began < 15_000 * MS
 
 
-def test_a_producer_whose_block_is_left_when_the_loop_ends_is_not_called_unclosed():
+def test_a_producer_whose_block_is_left_when_the_loop_ends_is_not_reported_as_unclosed():
     done = run_script(
         """
         import asyncio

@@ -70,7 +70,7 @@ async def test_the_value_is_copied_before_send_returns():
         assert values(cluster) == [b"before"]
 
 
-async def test_metadata_tells_where_a_record_is():
+async def test_metadata_says_where_a_record_is():
     async with producing(topics={"t": 3}) as (_, producer):
         delivery = await producer.send("t", b"v", partition=2, timestamp_ms=1_700_000_000_000)
         assert delivery.topic_partition == TopicPartition("t", 2)
@@ -124,11 +124,11 @@ WRONG = {
     "a timestamp of bool": (InvalidRecordError, {"timestamp_ms": True}),
     "a dict as headers": (InvalidRecordError, {"headers": {"a": b"b"}}),
     "a text as headers": (InvalidRecordError, {"headers": "ab"}),
-    "a header that is no tuple": (InvalidRecordError, {"headers": [["a", b"b"]]}),
+    "a header that is not a tuple": (InvalidRecordError, {"headers": [["a", b"b"]]}),
     "a header of three": (InvalidRecordError, {"headers": [("a", b"b", b"c")]}),
     "a header with a name of bytes": (InvalidRecordError, {"headers": [(b"a", b"b")]}),
     "a header with a value of text": (InvalidRecordError, {"headers": [("a", "b")]}),
-    "a header that is no UTF-8": (InvalidRecordError, {"headers": [("\ud800", b"b")]}),
+    "a header that is not UTF-8": (InvalidRecordError, {"headers": [("\ud800", b"b")]}),
     "a timeout of text": ((InvalidRecordError, TypeError, ValueError), {"timeout": "1"}),
     "no topic": (InvalidTopicError, {"topic": None}),
     "a topic of bytes": (InvalidTopicError, {"topic": b"t"}),
@@ -145,7 +145,7 @@ WRONG = {
 @pytest.mark.promise("Public API", "values are bytes, bytearray, memoryview or None")
 @pytest.mark.parametrize("what", WRONG)
 @in_virtual_time
-async def test_what_can_not_be_sent_has_a_narrow_error_and_nothing_else_is_lost(what):
+async def test_an_invalid_record_has_a_narrow_error_and_no_other_is_lost(what):
     expected, wrong = WRONG[what]
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000, "max_block_ms": 150_000 * MS}
     async with producing(**settings) as (cluster, producer):
@@ -187,7 +187,7 @@ async def test_errors_never_show_a_value_a_key_or_a_header():
         assert not [text for text in shown if "SECRET" in text]
 
 
-async def test_a_record_above_the_limit_is_refused_with_size_and_limit():
+async def test_a_record_above_the_limit_is_rejected_with_size_and_limit():
     async with producing(max_request_size=2000) as (cluster, producer):
         with pytest.raises(RecordTooLargeError) as caught:
             await producer.send("t", bytes(2000))
@@ -198,7 +198,7 @@ async def test_a_record_above_the_limit_is_refused_with_size_and_limit():
         assert [len(value or b"") for value in values(cluster)] == [1900]
 
 
-async def test_a_record_above_the_buffer_is_refused_at_once():
+async def test_a_record_above_the_buffer_is_rejected_at_once():
     async with producing(buffer_memory=5000) as (_, producer):
         with pytest.raises(RecordTooLargeError) as caught:
             await within(0.5, producer.send("t", bytes(5000)))
@@ -208,7 +208,7 @@ async def test_a_record_above_the_buffer_is_refused_at_once():
 # ------------------------------------------------------------------------------------------- per-record timeout
 
 
-async def test_a_record_with_a_timeout_is_delivered_in_time_as_any_other():
+async def test_a_record_with_a_timeout_is_delivered_like_any_other():
     async with producing() as (_, producer):
         delivery = await producer.send("t", b"v", timeout=5)
 
@@ -237,7 +237,7 @@ async def test_a_records_own_timeout_ends_its_delivery_alone():
         assert not patient.done()
         release.set()
         assert (await within(1, patient)).offset == 1
-        assert values(cluster) == [b"hasty", b"patient"], "exactly once, whatever the waiter was told"
+        assert values(cluster) == [b"hasty", b"patient"], "exactly once, whatever the delivery reported"
         assert isinstance(hasty.exception(), DeliveryTimeoutError), "a result never changes"
 
 
@@ -283,7 +283,7 @@ async def test_a_batch_of_records_that_ended_by_their_own_timeout_is_not_sent_ag
         release.set()
         await within(2, producer.send_and_wait("t", b"next"))
         assert produce_count(cluster) == requests + 1
-        # The request that was held may be carried out, though its connection is closed.
+        # The held request may still be handled, though its connection is closed.
         assert values(cluster) in ([b"next"], [b"late"] * 3 + [b"next"])
 
 
@@ -301,7 +301,7 @@ async def test_a_batch_with_a_live_record_is_sent_again_with_all_of_its_records(
         assert values(cluster) == [b"late", b"live"]
 
 
-async def test_interceptors_hear_of_a_record_that_ended_by_its_own_timeout_while_no_broker_answers():
+async def test_interceptors_get_the_error_of_a_record_that_ended_by_its_own_timeout_while_no_broker_answers():
     heard: list[object] = []
 
     class Listens:
@@ -345,7 +345,7 @@ async def test_send_and_wait_never_lingers():
 
 
 @pytest.mark.promise("Public API", "`send_and_wait` returns the metadata and never lingers")
-async def test_send_and_wait_never_lingers_also_with_a_serializer_and_many_callers():
+async def test_send_and_wait_with_a_serializer_and_many_callers_never_lingers():
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(**settings, value_serializer=lambda value: value) as (cluster, producer):
         calls = [producer.send_and_wait("t", b"%d" % number) for number in range(50)]
@@ -353,7 +353,7 @@ async def test_send_and_wait_never_lingers_also_with_a_serializer_and_many_calle
         metadata = await within(1, asyncio.gather(*calls))
 
         assert [one.offset for one in metadata] == list(range(50))
-        assert produce_count(cluster) < 25, "what is sent at the same time goes together"
+        assert produce_count(cluster) < 25, "records sent at the same time share requests"
 
 
 async def test_a_records_own_timeout_bounds_its_wait_for_room_and_is_named():
@@ -408,7 +408,7 @@ async def test_a_record_of_try_send_ends_by_its_own_timeout_and_is_not_sent():
 
 
 @pytest.mark.parametrize("nonsense", [-1, True, "1"])
-async def test_try_send_refuses_a_timeout_that_is_no_number_of_seconds(nonsense):
+async def test_try_send_rejects_a_timeout_that_is_not_a_number_of_seconds(nonsense):
     async with producing(topics={"t": 1}) as (_, producer):
         await producer.partitions_for("t")
         with pytest.raises(InvalidRecordError, match="timeout must be a number of seconds"):

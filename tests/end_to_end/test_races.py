@@ -41,7 +41,7 @@ async def test_the_batch_behind_one_whose_records_all_timed_out_is_sent_at_once(
         assert [record.value for record in cluster.records("t")] == [b"first", b"last"]
 
 
-async def test_a_partition_that_vanished_while_a_send_waited_is_refused():
+async def test_a_partition_that_vanished_while_a_send_waited_is_rejected():
     gate, started = asyncio.Event(), asyncio.Event()
 
     async def slow(value: bytes) -> bytes:
@@ -86,7 +86,7 @@ async def test_a_failed_delivery_in_a_local_variable_does_not_keep_the_function_
             await use(producer)
         gc.collect()
 
-        assert len(alive) <= 1, "at most the last one, but not one for each failed delivery"
+        assert len(alive) <= 1, "failed deliveries keep them alive"
 
 
 async def test_code_that_runs_while_a_batch_is_opened_may_append_to_the_same_partition():
@@ -97,7 +97,7 @@ async def test_code_that_runs_while_a_batch_is_opened_may_append_to_the_same_par
         inner: list[Any] = []
 
         def enqueue_and_append(queue: Any, batch: Any) -> None:
-            # Stands for the collector or a signal handler, which may run Python code at any allocation.
+            # Imitates the collector or a signal handler, which may run Python code at any allocation.
             enqueue(queue, batch)
             if not inner:
                 inner.append(None)
@@ -122,7 +122,7 @@ async def test_resets_under_load_cost_a_retry_and_never_the_producer(acks):
             deliveries.append(await producer.send("t", b"%d" % len(deliveries)))
             await asyncio.sleep(0)
             if len(deliveries) % 50 == 0:
-                # A reset, not a close in good order: the transport loses its socket before the reader hears of it.
+                # A reset instead of an orderly close: the transport loses its socket before the reader notices it.
                 for writer in list(cluster._brokers[0]._connections.values()):
                     linger = struct.pack("ii", 1, 0)
                     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -141,7 +141,7 @@ async def test_resets_under_load_cost_a_retry_and_never_the_producer(acks):
             assert all(error.outcome is Outcome.UNKNOWN for error in failed)
 
 
-async def test_a_leader_that_no_broker_list_names_does_not_stop_the_loop():
+async def test_a_leader_missing_from_the_broker_list_does_not_block_the_loop():
     async with producing(brokers=2, topics={"t": 2}) as (_, producer):
         await producer.send_and_wait("t", b"0", partition=0)
         await producer.send_and_wait("t", b"1", partition=1)
@@ -151,7 +151,7 @@ async def test_a_leader_that_no_broker_list_names_does_not_stop_the_loop():
         producer._accumulator._set_leader(queue, 77)
         producer._accumulator._make_ready(queue)
         producer._sender._wake.set()
-        await asyncio.sleep(0)  # a loop that stands still would never come back from here
+        await asyncio.sleep(0)  # a blocked loop would never return from here
         assert producer._accumulator._ready[77]
 
         await producer.partition_info("t")
@@ -160,7 +160,7 @@ async def test_a_leader_that_no_broker_list_names_does_not_stop_the_loop():
         assert (await within(2, delivery)).offset == 1
 
 
-async def test_partitions_taken_over_from_an_older_snapshot_have_only_leaders_that_are_there():
+async def test_partitions_taken_over_from_an_older_snapshot_have_only_known_leaders():
     async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
         await producer.send_and_wait("t", b"0", partition=0)
         known = producer._metadata.cluster
@@ -193,7 +193,7 @@ async def test_partitions_taken_over_from_an_older_snapshot_have_only_leaders_th
         assert [partition.leader for partition in after.topics["t"].partitions] == [left.node_id, -1]
 
 
-async def test_two_closes_of_which_one_is_by_an_ended_task_are_one():
+async def test_a_close_by_the_user_and_one_by_an_ended_task_are_the_same():
     async with producing() as (_, producer):
         broken = asyncio.ensure_future(_broken())
         await asyncio.wait([broken])
@@ -209,7 +209,7 @@ async def _broken() -> None:
     raise RuntimeError("a bug of ours")
 
 
-async def test_a_throttle_that_ends_between_two_looks_at_the_clock_is_looked_at_again():
+async def test_a_throttle_that_ends_between_two_readings_of_the_clock_is_checked_again():
     async with producing() as (_, producer):
         await producer.send_and_wait("t", b"0")
         loop = asyncio.get_running_loop()
@@ -245,7 +245,9 @@ async def test_a_built_batch_takes_the_memory_of_its_records_and_no_more():
         assert len(cluster.records("t")) == built.record_count()
 
 
-async def test_batches_given_up_while_they_wait_for_the_compressing_thread_are_not_complained_about(caplog):
+async def test_batches_given_up_while_they_wait_for_the_compressing_thread_cause_no_compression_warning(
+    caplog,
+):
     async with producing(compression_type="gzip", compression_level=9) as (_, producer):
         for _ in range(20):
             await producer.send("t", b"0123456789" * 10_000)
@@ -256,7 +258,7 @@ async def test_batches_given_up_while_they_wait_for_the_compressing_thread_are_n
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-async def test_a_batch_that_can_not_be_compressed_goes_as_it_is(size, caplog):
+async def test_a_batch_that_can_not_be_compressed_is_sent_uncompressed(size, caplog):
     def fails(data: Any) -> bytes:
         raise MemoryError("no room for the codec")
 
@@ -269,7 +271,7 @@ async def test_a_batch_that_can_not_be_compressed_goes_as_it_is(size, caplog):
     assert "could not be compressed" in caplog.text
 
 
-async def test_a_send_with_a_serializer_does_not_look_at_every_partition():
+async def test_a_send_with_a_serializer_does_not_visit_every_partition():
     async with producing(topics={"t": 100}, value_serializer=bytes) as (_, producer):
         await producer.send_and_wait("t", b"0")
         assigned = []
@@ -299,7 +301,7 @@ async def test_requests_of_one_pass_are_written_together():
 
 
 @pytest.mark.parametrize("acks", ["all", 0])
-async def test_held_back_requests_above_the_high_water_mark_stop_nothing(acks):
+async def test_held_back_requests_above_the_high_water_mark_block_nothing(acks):
     settings = {"max_request_size": 1_000_000, "acks": acks, "enable_idempotence": acks == "all"}
     async with producing(topics={"t": 8}, **settings) as (_, producer):
         await producer.partitions_for("t")

@@ -1,4 +1,4 @@
-"""The cases of docs/runbook.md are reproduced: the log has the lines, and metrics() the values, that the page
+"""Reproduces the cases of docs/runbook.md: the log contains the lines, and metrics() the values, that the page
 names."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text(encoding="u
 PATIENT = {"request_timeout_ms": 30_000, "max_block_ms": 60_000, "delivery_timeout_ms": 120_000}
 
 Look = Callable[[Producer], None]
-"""Called at the moment at which an operator would look at the producer."""
+"""A function that is called when an operator would look at the producer."""
 CASES: dict[str, Callable[[Look], Awaitable[None]]] = {}
 
 
@@ -42,7 +42,7 @@ def case(title: str) -> Callable[[Callable[[Look], Awaitable[None]]], Callable[[
 
 
 def sections() -> dict[str, list[tuple[str, str]]]:
-    """The rows of each section's table: where to look, and what it shows."""
+    """Return the rows of each section's table: where to look, and what to find there."""
     found = {}
     for text in PAGE.split("\n## ")[1:]:
         found[text.splitlines()[0]] = re.findall(r"^\| (\w+) \| `(.+)` \|$", text, re.MULTILINE)
@@ -145,13 +145,13 @@ def test_the_log_and_the_metrics_show_what_the_page_names(title, caplog):
     for where, what in sections()[title]:
         if where == "metrics":
             names = {"metrics": _Lenient(metrics)}
-            assert eval(what, {}, names), what  # the page is ours
+            assert eval(what, {}, names), what  # our own page
         else:
             assert any(level == where and what in line for level, line in lines), what
 
 
 class _Lenient:
-    """The snapshot; an error that was never seen counts as 0."""
+    """A snapshot in which errors that never occurred count as 0."""
 
     def __init__(self, metrics: MetricsSnapshot) -> None:
         self._metrics = metrics

@@ -122,7 +122,7 @@ async def test_the_test_double_runs_the_serializers_too(kind):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_a_blocking_producer_sends_with_them(kafka_cluster, kind):
+async def test_a_blocking_producer_runs_the_serializers(kafka_cluster, kind):
     new, serializer_of, deserializer_of = made("Avro", kind)
     client, value = new(MOCK), ORDER
     serializer = await either(serializer_of(client))
@@ -166,7 +166,7 @@ async def test_a_blocking_producer_sends_with_them(kafka_cluster, kind):
         ),
     ],
 )
-async def test_what_a_registry_rejects_is_an_error_that_names_serializer_topic_and_field(
+async def test_a_rejection_by_the_registry_is_an_error_that_names_serializer_topic_and_field(
     kind, field, status, body, text
 ):
     new, serializer_of, _ = made("Avro", kind)
@@ -309,7 +309,7 @@ async def test_the_loop_runs_while_an_async_serializer_waits_for_the_registry(fo
             await producer.send_and_wait("other", b"v", value_serializer=bytes)
             assert not sending.done()
 
-            registry.may_answer.set()  # the registry would wait for it in vain if the loop were blocked
+            registry.may_answer.set()  # a blocked loop would not get here before the registry gives up
             await sending
             assert len(cluster.records("t")) == 1
         await client.aclose()
@@ -329,7 +329,7 @@ async def test_tasks_that_send_a_schema_for_the_first_time_ask_the_registry_once
 
 
 async def test_a_sync_serializer_blocks_the_loop_until_the_registry_answers():
-    """docs/schemas.md says so, and recommends the async ones."""
+    """docs/schemas.md says so, and recommends async serializers."""
     with scripted_registry() as registry:
         registry.may_answer.clear()
         registry.patience = 0.1
@@ -350,7 +350,7 @@ async def test_a_sync_serializer_blocks_the_loop_until_the_registry_answers():
 
 @pytest.mark.promise("Public API", "a sync serializer that was warmed up in a thread does not block the loop")
 @pytest.mark.parametrize("format_name", FORMATS)
-async def test_a_sync_serializer_that_was_warmed_up_in_a_thread_asks_the_registry_no_more(format_name):
+async def test_a_sync_serializer_that_was_warmed_up_in_a_thread_no_longer_asks_the_registry(format_name):
     format_ = FORMATS[format_name]
     with scripted_registry() as registry:
         registry.may_answer.clear()
@@ -366,7 +366,7 @@ async def test_a_sync_serializer_that_was_warmed_up_in_a_thread_asks_the_registr
         asked = len(registry.requests)
     assert registry.answered_in_time[0] is True
 
-    # The registry is down by now.
+    # The registry has been stopped.
     async with producing(value_serializer=serializer) as (cluster, producer):
         for _ in range(3):
             await producer.send_and_wait("t", format_.value)

@@ -38,12 +38,12 @@ LINGERING = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
 
 
 def large(number: int) -> bytes:
-    """A value; four of them fill the buffer."""
+    """Return a value; four of them fill the buffer."""
     return b"%d" % number + b" " * (LARGE - len(b"%d" % number))
 
 
 async def fill(cluster, producer, count: int = 4) -> None:
-    """Use up the buffer: nothing leaves it until the broker is thawed."""
+    """Fill the buffer, which stays full until the broker is thawed."""
     await producer.partitions_for("t")
     cluster.freeze_broker(0)
     for number in range(count):
@@ -86,7 +86,7 @@ async def test_a_waiter_cancelled_just_as_its_record_found_room_takes_nothing_fr
         assert numbers(cluster) == [0, 1, 2, 3, 4, 5], "it was in the buffer, so it is sent"
 
 
-async def test_a_buffer_that_was_full_once_is_not_passed_from_hand_to_hand():
+async def test_after_a_full_buffer_all_waiting_callers_are_served_together():
     """While a caller waits, no other caller overtakes it, so all waiting callers must be served when there is room
     again."""
     async with producing(buffer_memory=64 * 1024, topics={"t": 6}, linger_ms=5) as (cluster, producer):
@@ -148,7 +148,7 @@ async def test_a_send_cancelled_in_its_serializer_leaves_no_record():
 @pytest.mark.promise(
     "Public API", "cancelling a delivery while its record is queued detaches only the waiter"
 )
-async def test_cancelling_a_delivery_that_is_queued_detaches_the_waiter_alone():
+async def test_cancelling_a_delivery_that_is_queued_detaches_only_the_waiter():
     async with producing(**LINGERING) as (cluster, producer):
         deliveries = await send_numbers(producer, range(3))
         awaiting = asyncio.create_task(within(60, deliveries[0]))
@@ -170,7 +170,7 @@ async def test_cancelling_a_delivery_that_is_queued_detaches_the_waiter_alone():
 @pytest.mark.promise(
     "Public API", "cancelling a delivery while its record is in flight detaches only the waiter"
 )
-async def test_cancelling_a_delivery_that_is_in_flight_detaches_the_waiter_alone():
+async def test_cancelling_a_delivery_that_is_in_flight_detaches_only_the_waiter():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
         held = cluster.faults.add(PRODUCE, hold=release, drop_after_append=True)
@@ -209,7 +209,7 @@ async def test_wait_for_a_send_that_waits_for_room_leaves_no_record():
 
 
 @in_virtual_time
-async def test_wait_for_send_and_wait_gives_up_the_answer_and_not_the_record():
+async def test_wait_for_send_and_wait_abandons_the_answer_and_not_the_record():
     async with producing() as (cluster, producer):
         release = asyncio.Event()
         cluster.faults.add(PRODUCE, hold=release)
@@ -226,7 +226,7 @@ async def test_wait_for_send_and_wait_gives_up_the_answer_and_not_the_record():
     "Public API", "cancelling a delivery while its record is in flight detaches only the waiter"
 )
 async def test_after_a_cancelled_record_the_next_one_does_not_reuse_its_number():
-    """Its attempt may be in the log; a new record under the same number would be taken for a duplicate."""
+    """The first attempt may be in the log; a new record with the same number would be taken for a duplicate."""
     for code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
         async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
             cluster.faults.add(PRODUCE, error=code, after_append=True, count=2)
@@ -273,7 +273,7 @@ async def test_max_block_is_one_budget_for_metadata_and_room():
         await producer.partitions_for("t")
         release = asyncio.Event()
         cluster.faults.add(PRODUCE, hold=release)
-        # All of the buffer is used up, on the connection that metadata does not need.
+        # The whole buffer is in use, but metadata can still be fetched.
         loop = asyncio.get_running_loop()
         producer._accumulator.memory.take(4000)
         began = loop.time()
@@ -281,7 +281,7 @@ async def test_max_block_is_one_budget_for_metadata_and_room():
 
         error = await error_of(producer.send("later", large(0)), 1)
 
-        assert isinstance(error, BufferTimeoutError), "the topic came in time, the room did not"
+        assert isinstance(error, BufferTimeoutError), "the topic came in time, but there was no room"
         assert 199 * MS <= loop.time() - began < 300 * MS
         assert error.outcome is Outcome.NOT_PERSISTED
         producer._accumulator.memory.give(4000)
@@ -321,7 +321,7 @@ async def test_two_hundred_tasks_and_a_small_buffer_are_served_first_come_first_
 
 
 @pytest.mark.promise("Public API", "callers that wait for room are served first come, first served")
-async def test_a_newcomer_does_not_overtake_those_who_wait_also_if_its_record_would_fit():
+async def test_a_new_caller_does_not_overtake_waiting_ones_even_if_its_record_would_fit():
     async with producing(topics={"t": 2}, **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -360,10 +360,10 @@ async def test_after_a_wait_the_last_batch_is_tried_before_a_new_one_is_opened()
         counts = [batch.header.record_count for batch in cluster.batches("t", 0)]
         assert sum(counts) == 21
         assert counts[0] == 1
-        assert len(counts) < 15, "those who waited share batches"
+        assert len(counts) < 15, "the waiting records share batches"
 
 
-async def test_a_waiter_that_times_out_leaves_the_others_their_turn():
+async def test_a_waiter_that_times_out_does_not_block_the_others():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await fill(cluster, producer)
         hasty = asyncio.create_task(asyncio.wait_for(producer.send("t", large(4)), 20 * MS))
@@ -378,7 +378,7 @@ async def test_a_waiter_that_times_out_leaves_the_others_their_turn():
         assert numbers(cluster) == [0, 1, 2, 3, 5, 6]
 
 
-async def test_a_thousand_senders_of_random_sizes_get_everything_through_a_small_buffer():
+async def test_a_thousand_records_of_random_sizes_get_through_a_small_buffer():
     chance = random.Random(5)
     settings = {"batch_size": 2000, "buffer_memory": 8000, "linger_ms": 1}
     async with producing(topics={"t": 3}, **settings) as (cluster, producer):
@@ -513,7 +513,7 @@ async def test_sends_that_wait_for_the_same_topic_keep_their_order():
 
 
 @pytest.mark.promise("Public API", "`asyncio.gather` works with deliveries")
-async def test_gather_takes_deliveries():
+async def test_gather_accepts_deliveries():
     async with producing() as (_, producer):
         deliveries = await send_numbers(producer, range(5))
 
@@ -532,7 +532,7 @@ async def test_gather_raises_the_error_of_a_delivery():
             await within(1, asyncio.gather(*deliveries))
 
 
-async def test_gather_with_return_exceptions_takes_a_cancelled_delivery():
+async def test_gather_with_return_exceptions_accepts_a_cancelled_delivery():
     async with producing(**LINGERING) as (_, producer):
         deliveries = await send_numbers(producer, range(3))
         deliveries[1].cancel()
@@ -568,7 +568,7 @@ async def test_a_cancelled_gather_ends_and_the_records_are_sent(return_exception
 
 
 @pytest.mark.promise("Public API", "`asyncio.wait` and `as_completed` work with deliveries")
-async def test_wait_takes_deliveries():
+async def test_wait_accepts_deliveries():
     async with producing(topics={"t": 1, "u": 1}) as (cluster, producer):
         release = asyncio.Event()
         quick = await producer.send("t", b"v")
@@ -584,7 +584,7 @@ async def test_wait_takes_deliveries():
 
 
 @pytest.mark.promise("Public API", "`asyncio.wait` and `as_completed` work with deliveries")
-async def test_as_completed_takes_deliveries():
+async def test_as_completed_accepts_deliveries():
     async with producing() as (_, producer):
         deliveries = await send_numbers(producer, range(5))
 
@@ -607,7 +607,7 @@ async def test_shield_keeps_a_delivery_when_its_waiter_is_cancelled():
 
 
 @pytest.mark.promise("Public API", "`asyncio.wait_for` works with deliveries")
-async def test_wait_for_a_delivery_that_takes_too_long_cancels_the_waiter_alone():
+async def test_wait_for_a_delivery_that_takes_too_long_cancels_only_the_waiter():
     async with producing(**LINGERING) as (cluster, producer):
         delivery = await producer.send("t", b"v")
 
@@ -634,7 +634,7 @@ async def test_a_delivery_may_be_awaited_by_many_and_again():
 
 
 @pytest.mark.promise("Public API", "`asyncio.shield` works with deliveries")
-async def test_a_cancelled_waiter_cancels_the_delivery_for_the_others_as_any_future_unless_it_shields():
+async def test_a_cancelled_waiter_cancels_the_delivery_for_the_others_like_any_future_unless_it_is_shielded():
     async with producing(**LINGERING) as (cluster, producer):
         shared, shielded = await producer.send("t", b"0"), await producer.send("t", b"1")
         future = asyncio.get_running_loop().create_future()
@@ -675,7 +675,7 @@ async def test_a_callback_may_send_flush_and_close():
         assert numbers(cluster) == [0, 1]
 
 
-async def test_one_error_awaited_by_many_keeps_no_growing_traceback():
+async def test_the_traceback_of_an_error_awaited_many_times_does_not_grow():
     async with producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
         delivery = await producer.send("t", b"v")
@@ -690,14 +690,14 @@ async def test_one_error_awaited_by_many_keeps_no_growing_traceback():
         assert len(set(depths[1:])) == 1
 
 
-# ------------------------------------------------------------------------------ failures nobody looked at
+# ----------------------------------------------------------------------------------- unretrieved failures
 
 
 def unlooked(caplog) -> list[str]:
     return [line for line in log_lines(caplog) if "no caller has looked" in line]
 
 
-async def test_failed_deliveries_that_nobody_looked_at_are_logged_once_with_their_count(caplog):
+async def test_unretrieved_failures_are_logged_once_with_their_count(caplog):
     async with producing(linger_ms=10) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, count=3)
@@ -732,7 +732,7 @@ async def test_failures_of_several_batches_are_logged_together_and_counted_by_me
         assert producer.metrics().records_unretrieved == 51
 
 
-async def test_failures_that_become_unseen_after_close_are_logged_together(caplog):
+async def test_failures_discarded_after_close_are_logged_together(caplog):
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -746,7 +746,7 @@ async def test_failures_that_become_unseen_after_close_are_logged_together(caplo
         assert [line[:30] for line in unlooked(caplog)] == ["10 records for topic t were no"]
 
 
-async def test_failed_deliveries_that_somebody_looked_at_are_not_logged(caplog):
+async def test_retrieved_failures_are_not_logged(caplog):
     async with producing(linger_ms=10) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
@@ -765,7 +765,7 @@ async def test_failed_deliveries_that_somebody_looked_at_are_not_logged(caplog):
 
 
 @in_virtual_time
-async def test_each_topic_and_error_is_logged_by_itself_and_cancelled_deliveries_are_not(caplog):
+async def test_each_topic_and_error_is_logged_separately_and_cancelled_deliveries_are_not(caplog):
     settings = {"request_timeout_ms": 20_000 * MS, "delivery_timeout_ms": 60_000 * MS}
     async with producing(topics={"t": 1, "u": 1}, **settings) as (cluster, producer):
         await producer.partitions_for("t")
@@ -785,7 +785,7 @@ async def test_each_topic_and_error_is_logged_by_itself_and_cancelled_deliveries
         assert len(unlooked(caplog)) == 2
 
 
-async def test_deliveries_that_are_thrown_away_before_the_failure_are_counted_too(caplog):
+async def test_deliveries_discarded_before_the_failure_are_counted_too(caplog):
     async with producing(linger_ms=20) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD)
@@ -803,7 +803,7 @@ async def test_deliveries_that_are_thrown_away_before_the_failure_are_counted_to
         assert unlooked(caplog)[0].startswith("3 records for topic t ")
 
 
-async def test_delivered_records_that_nobody_looked_at_are_no_trouble(caplog):
+async def test_unretrieved_deliveries_without_a_failure_are_not_logged(caplog):
     async with producing() as (_, producer):
         for number in range(5):
             await producer.send("t", b"%d" % number)

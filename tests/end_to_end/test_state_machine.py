@@ -1,5 +1,5 @@
-"""Accumulator, sender and transaction together against a model of a few lines: Hypothesis chooses what is called, what
-goes wrong and how much virtual time passes, and looks for the shortest way to a difference."""
+"""Accumulator, sender and transaction together, compared with a short model. Hypothesis chooses the calls, the faults
+and the virtual time that passes, and looks for the shortest sequence that reveals a difference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PASSING: dict[str, dict[str, Any]] = {
     "half an answer": {"truncate": 7},
     "no word of the partition": {"omit_partitions": True},
 }
-"""Faults of a Produce request that do no harm to any record."""
+"""Faults of a Produce request that harm no record."""
 
 PASSING_AT_THE_END: dict[str, dict[str, Any]] = {
     "dropped before": {"drop_before": True},
@@ -63,7 +63,7 @@ PASSING_AT_THE_END: dict[str, dict[str, Any]] = {
     "not the coordinator": {"error": ErrorCode.NOT_COORDINATOR},
     "another one is still ending": {"error": ErrorCode.CONCURRENT_TRANSACTIONS},
 }
-"""Such faults of EndTxn."""
+"""Faults of an EndTxn request that don't change its outcome."""
 
 
 class Model:
@@ -73,9 +73,9 @@ class Model:
         self.has_transactions = has_transactions
         self.state = "ready" if has_transactions else "open"
         self.kept: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
-        """The records that readers of committed records see."""
+        """The records that read_committed consumers see."""
         self.pending: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
-        """Records sent in the open transaction, or, without transactions, not flushed yet."""
+        """Records of the open transaction; without transactions, records that are not flushed yet."""
 
     def end(self, *, keeps: bool) -> None:
         for partition, numbers in self.pending.items():
@@ -86,7 +86,7 @@ class Model:
 
 
 class ProducerMachine(RuleBasedStateMachine):
-    """The producer and its cluster, on a loop of virtual time that runs while a rule is at work."""
+    """The producer and its cluster, on a loop of virtual time that runs only during a rule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.loop.set_exception_handler(lambda _, context: self.problems.append(context))
         self.sent = 0
         self.deliveries: list[tuple[int, int, Any]] = []
-        """Partition, number and delivery of what is pending."""
+        """Partition, number and delivery of each pending record."""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
@@ -152,7 +152,7 @@ class ProducerMachine(RuleBasedStateMachine):
         return await self.producer.send(TOPIC, value, partition=partition, timestamp_ms=timestamp_ms)
 
     def refused_unless_open(self) -> Any:
-        """Without a transaction nothing can be sent."""
+        """Expect an error unless a transaction is open."""
         return self.expected({"ready": IllegalStateError, "lost": TransactionError}.get(self.model.state))
 
     @staticmethod
@@ -186,7 +186,7 @@ class ProducerMachine(RuleBasedStateMachine):
         assert not accumulator.incomplete
 
     def all_are_acknowledged(self) -> None:
-        """At the offset where the record is."""
+        """Check that each record is at the offset of its delivery."""
         for partition, number, delivery in self.deliveries:
             assert delivery.done()
             if not delivery.cancelled():
@@ -248,7 +248,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.deliveries.clear()
             self.model.end(keeps=False)
 
-    # What goes wrong
+    # Faults
 
     @rule(name=st.sampled_from(sorted(PASSING)), partition=partitions, skip=st.integers(0, 2))
     def trouble_with_records(self, name: str, partition: int, skip: int) -> None:
@@ -267,7 +267,7 @@ class ProducerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.run(asyncio.sleep(seconds))
 
-    # What has to be so at any time
+    # Invariants
 
     @invariant()
     def readers_see_what_was_promised(self) -> None:
@@ -277,7 +277,7 @@ class ProducerMachine(RuleBasedStateMachine):
             found = [
                 number_of(record.value) for record in self.cluster.records(TOPIC, partition, committed=True)
             ]
-            # Without transactions what is pending may be there already, in its order.
+            # Without transactions, pending records may already be in the log, in order.
             ahead = [] if self.model.has_transactions else self.model.pending[partition]
             assert found == (kept + ahead)[: len(found)]
             assert len(found) >= len(kept)
@@ -316,7 +316,7 @@ def number_of(value: bytes | None) -> int:
     return int(value.partition(b" ")[0])
 
 
-# The same examples in each run, so that a red run is made by a change.
+# The same examples in each run, so that only a change can make a run fail.
 SETTINGS = settings(
     max_examples=150,
     stateful_step_count=40,
@@ -340,7 +340,7 @@ CONVICTED = (
     "Simulation and fuzzing", "accumulator, sender and transaction do what a model of a few lines says"
 )
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name in CONVICTED], ids=lambda bug: bug.name)
-def test_the_machine_convicts_a_planted_bug(bug):
+def test_the_machine_finds_a_planted_bug(bug):
     with bug.plant(), pytest.raises((AssertionError, KafkaError, pytest.fail.Exception)):
         run_state_machine_as_test(ProducerMachine, settings=settings(SETTINGS, phases=[Phase.generate]))
 
@@ -348,5 +348,5 @@ def test_the_machine_convicts_a_planted_bug(bug):
 @pytest.mark.promise(
     "Simulation and fuzzing", "accumulator, sender and transaction do what a model of a few lines says"
 )
-def test_all_bugs_that_it_should_convict_are_planted():
+def test_all_bugs_that_it_should_find_are_planted():
     assert {bug.name for bug in BUGS} >= set(CONVICTED)

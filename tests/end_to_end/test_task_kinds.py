@@ -17,10 +17,10 @@ from tests.support.producing import producing, results, values, within
 @pytest.mark.promise(
     "Public API", "no task of the package starts eagerly, and asyncio's debug mode reports nothing"
 )
-async def test_in_debug_mode_a_record_goes_its_way_without_a_warning(caplog):
+async def test_in_debug_mode_records_are_sent_without_a_warning(caplog):
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    # Seconds: shared machines stand still for a while.
+    # Seconds: shared machines sometimes pause for a while.
     loop.slow_callback_duration = 30.0
     settings = {"linger_ms": 1, "request_timeout_ms": 3_000_000 * MS}
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING, "asyncio"):
@@ -46,7 +46,7 @@ async def test_in_debug_mode_a_record_goes_its_way_without_a_warning(caplog):
     "Public API", "no task of the package starts eagerly, and asyncio's debug mode reports nothing"
 )
 @pytest.mark.parametrize("name", [None, "a name"])
-async def test_a_task_of_ours_begins_when_it_is_noted_whatever_the_loops_factory_does(name):
+async def test_a_task_of_ours_never_starts_eagerly_whatever_the_loops_factory_does(name):
     loop = asyncio.get_running_loop()
     begun = []
 

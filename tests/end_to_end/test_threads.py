@@ -26,7 +26,7 @@ from tests.support.oracle import OracleRecord, encode_records
 THREADS = 4
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 ROUNDS = 200 if IS_FREE_THREADED else 10
-"""With the GIL a thread that spins keeps the others waiting."""
+"""With the GIL, a spinning thread keeps the others from running."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def together() -> Iterator[Callable[[Callable[[int], object]], list[object]]]:
 
 @pytest.fixture(scope="module")
 def docs() -> Iterator[Docs]:
-    """A cluster in a thread of its own."""
+    """A cluster in its own thread."""
     with Docs() as docs:
         yield docs
 
@@ -83,7 +83,7 @@ def test_nothing_that_the_package_imports_turns_the_gil_on():
     "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
 )
 def test_batches_of_several_threads_share_no_memory(together):
-    # Between 16 and 256 KiB memory is kept and used again, by whoever asks next.
+    # Buffers of 16 to 256 KiB are kept and reused for the next batch.
     records = [[OracleRecord(1000, None, bytes([number]) * 20_000, [])] for number in range(THREADS)]
     expected = [encode_records(some) for some in records]
 
@@ -102,7 +102,7 @@ def test_batches_of_several_threads_share_no_memory(together):
 @pytest.mark.promise(
     "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
 )
-def test_deliveries_that_several_threads_throw_away_are_all_counted(together):
+def test_deliveries_that_several_threads_discard_are_all_counted(together):
     batch = new_batch()
     batch.try_append(b"value", None, 1000, None)
 
@@ -118,7 +118,7 @@ def test_deliveries_that_several_threads_throw_away_are_all_counted(together):
 @pytest.mark.promise(
     "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
 )
-async def test_failed_batches_that_several_threads_throw_away_are_all_counted(together):
+async def test_failed_batches_that_several_threads_discard_are_all_counted(together):
     bench = Bench([0])
 
     def work(number: int) -> None:
@@ -134,7 +134,7 @@ async def test_failed_batches_that_several_threads_throw_away_are_all_counted(to
     "Packaging", "free-threaded Python: the GIL stays off, and state that several threads share is guarded"
 )
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_a_delivery_that_several_threads_look_at_follows_its_record_once(together, depth):
+async def test_a_delivery_read_by_several_threads_follows_its_record_once(together, depth):
     loop = asyncio.get_running_loop()
 
     def looked_at(number: int) -> object:

@@ -59,7 +59,7 @@ class WrongSignature:
     ],
 )
 @pytest.mark.parametrize("part", ["key", "value"])
-async def test_a_serializer_that_fails_or_returns_no_bytes_is_named(part, serializer, problem, cause):
+async def test_a_serializer_that_fails_or_does_not_return_bytes_is_named(part, serializer, problem, cause):
     async with producing(topics={"t": 1}, **{f"{part}_serializer": serializer}) as (_, producer):
         with pytest.raises(SerializationError) as caught:
             await producer.send("t", **{"value": b"", part: 7})
@@ -72,7 +72,7 @@ async def test_a_serializer_that_fails_or_returns_no_bytes_is_named(part, serial
 
 
 @pytest.mark.parametrize("made", [b"a", bytearray(b"a"), memoryview(b"a")])
-async def test_a_serializer_may_return_whatever_can_be_sent(made):
+async def test_a_serializer_may_return_any_bytes_like_object(made):
     async with producing(topics={"t": 1}, value_serializer=lambda value: made) as (cluster, producer):
         await producer.send_and_wait("t", 7)
         await producer.send_and_wait("t", 7)
@@ -80,7 +80,7 @@ async def test_a_serializer_may_return_whatever_can_be_sent(made):
         assert [record.value for record in cluster.records("t")] == [b"a", b"a"]
 
 
-async def test_who_can_not_wait_for_an_async_serializer_is_named():
+async def test_a_call_that_can_not_wait_for_an_async_serializer_is_named():
     async with producing(topics={"t": 1}, value_serializer=waits) as (_, producer):
         await producer.partitions_for("t")
         with pytest.raises(
@@ -93,7 +93,7 @@ async def test_who_can_not_wait_for_an_async_serializer_is_named():
             producer.create_batch().append(key=None, value=7)
 
 
-def test_a_context_has_what_confluents_message_field_and_context_have():
+def test_a_context_has_the_attributes_of_confluents_context_and_message_field():
     theirs = serialization.SerializationContext("orders", serialization.MessageField.VALUE, [("h", b"x")])
     ours = SerializationContext("orders", "value", [("h", b"x")])
 
@@ -156,13 +156,13 @@ async def test_a_partitioner_that_fails_or_makes_no_choice_is_named(partitioner,
     "partitioner",
     ["murmur2", "consistent_random", "consistent", "fnv1a", "random", "round_robin", choose_a_word],
 )
-async def test_a_key_that_is_no_bytes_is_not_blamed_on_the_partitioner(partitioner):
+async def test_a_key_that_is_not_bytes_is_not_blamed_on_the_partitioner(partitioner):
     async with producing(topics={"t": 2}, partitioner=partitioner) as (_, producer):
         with pytest.raises(InvalidRecordError, match=r"the key must be bytes.*not str; encode it"):
             await producer.send("t", b"", key="ann")
 
 
-async def test_a_participant_refuses_a_key_that_is_no_bytes():
+async def test_a_participant_rejects_a_key_that_is_not_bytes():
     place = TopicPartition("t", 1)
     async with producing(topics={"t": 2}, transactional_id="x") as (cluster, owner):
         async with owner.transaction() as transaction:

@@ -20,7 +20,7 @@ def test_backoff_doubles_up_to_a_maximum_with_a_fifth_of_jitter():
         assert max(times) - min(times) > middle * 0.35
 
 
-def test_a_fast_retry_begins_after_milliseconds_and_ends_at_a_second():
+def test_a_fast_retry_begins_with_milliseconds_and_is_limited_to_a_second():
     assert [exponential(*FAST_RETRY, failures) for failures in (0, 1, 5, 6, 10_000)] == [
         0.02,
         0.04,

@@ -1,4 +1,4 @@
-"""What is known of a broker across its connections."""
+"""The state that is kept about a broker across its connections."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_failed_setups_count_until_a_connection_is_established():
 
 
 class Vanishing(BrokerEntry):
-    """An entry whose connection or error is gone when it is read again, as another thread may see it."""
+    """An entry whose connection or error disappears after the first read, as another thread may see it."""
 
     __slots__ = ("first",)
     shown: str
@@ -102,12 +102,12 @@ def test_a_broker_that_hangs_up_on_api_versions_is_asked_for_older_versions():
 
     assert asked == [*FIRST_ASKED, FIRST_ASKED[-1]]
     entry.connected(a_connection(newest=0), now=1.0)
-    assert entry.first_asked == FIRST_ASKED[-1], "an old broker"
+    assert entry.first_asked == FIRST_ASKED[-1], "the broker is old"
     entry.connected(a_connection(newest=4), now=1.0)
-    assert entry.first_asked == FIRST_ASKED[0], "it was not the broker that hung up"
+    assert entry.first_asked == FIRST_ASKED[0], "not the broker but an intermediary had hung up"
 
 
-def test_another_failure_ends_the_row_of_hang_ups():
+def test_another_failure_resets_the_count_of_hang_ups():
     entry = BrokerEntry(NODE)
     entry.setup_failed(a_connection(hung_up=True))
     entry.setup_failed(a_connection())

@@ -86,7 +86,7 @@ async def failure(future: asyncio.Future) -> BaseException:
     return future.exception()
 
 
-# ready
+# Readiness
 
 
 async def test_ready_returns_false_starts_a_connection_and_wakes_the_sender_once_it_is_ready():
@@ -190,7 +190,7 @@ async def test_the_highest_features_epoch_wins_until_the_cluster_is_replaced():
         assert net.brokers.finalized_feature("transaction.version") == 1
 
 
-# request
+# Requests
 
 
 async def test_a_request_without_connection_fails_as_not_written():
@@ -272,7 +272,7 @@ async def test_brokers_that_stay_unreachable_share_a_line_every_ten_seconds(capl
 
 
 @in_virtual_time
-async def test_a_bootstrap_server_that_stays_unreachable_has_one_line_here(caplog):
+async def test_a_bootstrap_server_that_stays_unreachable_is_logged_once(caplog):
     async with Net(f"{HOST}:{dead_port()}") as net:
         end = asyncio.get_running_loop().time() + 35
         while asyncio.get_running_loop().time() < end:
@@ -284,7 +284,7 @@ async def test_a_bootstrap_server_that_stays_unreachable_has_one_line_here(caplo
 
 @pytest.mark.promise("Accumulator, sender, connections", "reconnects back off with growing pauses")
 @in_virtual_time
-async def test_asking_often_does_not_connect_often():
+async def test_frequent_checks_do_not_cause_frequent_connects():
     async with Net("127.0.0.1:1", reconnect_backoff_ms=100, reconnect_backoff_max_ms=1000) as net:
         net.brokers.update(cluster_of(dead_port()))
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Opening a connection: what each attempt may change, and how long it may take."""
+"""Opening a connection: the parts that each attempt may change, and the time limit."""
 
 from __future__ import annotations
 

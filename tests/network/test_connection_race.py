@@ -52,14 +52,14 @@ async def net_of(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, **sett
 
 
 class Broker:
-    """Serves the n-th connection with the n-th of `serves`; the last one also serves all later connections."""
+    """Serve the n-th connection with the n-th of `serves`; the last one also serves all later connections."""
 
     def __init__(self, *serves: Serve) -> None:
         self.serves = list(serves)
         self.open = 0
         self.most_open = 0
         self.asked: list[list[ApiKey]] = []
-        """The requests of each connection that `hears` served."""
+        """The requests that `hears` has read, by connection."""
 
     async def __call__(self, peer: Peer) -> None:
         self.open += 1
@@ -380,7 +380,7 @@ def test_producers_with_short_timeouts_survive_a_half_open_broker(outage):
 # The program that compares clients
 
 
-def test_the_comparison_names_a_worst_figure_above_the_best_peers():
+def test_the_comparison_names_each_worst_figure_above_that_of_the_best_peer():
     figures = Figures()
     for client, seconds in {
         "aioproducer": [1.0, 3.0],

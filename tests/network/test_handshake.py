@@ -38,7 +38,7 @@ from tests.support.scripted_broker import (
 
 @pytest.mark.promise("Accumulator, sender, connections", "versions are negotiated on each connection")
 @pytest.mark.promise("KIPs", "KIP-511: the client's name, and the downgrade of ApiVersions")
-async def test_the_handshake_names_the_client_and_learns_versions_and_features():
+async def test_the_handshake_names_the_client_and_returns_versions_and_features():
     async def serve(peer: Peer) -> None:
         header, message = await peer.request()
         assert (header.api_key, header.version, header.client_id) == (ApiKey.API_VERSIONS, 4, "me")
@@ -272,7 +272,8 @@ async def net_of(broker):
 
 
 async def test_features_are_learned_and_the_newest_version_is_used_again_if_only_an_intermediary_closed_connections():
-    """The case of a proxy whose broker was down; four closed connections in a row otherwise mean Azure Event Hubs."""
+    """This happens behind a proxy whose broker was down. Otherwise four closed connections in a
+    row mean Azure Event Hubs."""
     asked = []
 
     async def serve(peer: Peer) -> None:

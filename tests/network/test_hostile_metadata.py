@@ -82,7 +82,7 @@ def test_more_elements_than_any_cluster_has_are_rejected_before_they_are_decoded
     assert grown < 100_000
 
 
-def test_as_many_as_allowed_are_read():
+def test_as_many_brokers_as_allowed_are_read():
     answer = MetadataResponse(brokers=[BROKER] * MOST_BROKERS)
     frame = b"".join(encode_response(answer, 13, 7))[4:]
 
@@ -116,7 +116,7 @@ async def test_a_response_with_too_many_brokers_closes_the_connection_and_gives_
         assert net.brokers.lost == 1
 
 
-async def test_before_authentication_little_is_accepted():
+async def test_before_authentication_only_small_responses_are_accepted():
     async def serve(peer: Peer) -> None:
         await peer.request()
         peer.writer.write((MAX_FRAME_BEFORE_AUTHENTICATION + 1).to_bytes(4, "big"))

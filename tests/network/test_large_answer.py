@@ -80,7 +80,7 @@ class Teller(ScriptedBroker):
 
 
 async def ask(net: Net, names: list[str]) -> None:
-    """Request these topics with a single request."""
+    """Request these topics in a single request."""
     for name in names:
         net.metadata.touch(name)
     net.metadata.request_update()
@@ -94,8 +94,8 @@ async def merging(net: Net) -> None:
 
 @pytest.fixture
 def without_collector():
-    """Disable Python's garbage collector, whose runs do not depend on metadata. A full collection stops all tasks, for
-    250 ms with the 850,000 objects of a producer that writes to 100,000 partitions."""
+    """Disable Python's garbage collector, whose runs do not depend on metadata. A full collection stops all
+    tasks for 250 ms with the 850,000 objects of a producer that writes to 100,000 partitions."""
     gc.disable()
     yield
     gc.enable()
@@ -108,7 +108,7 @@ def without_collector():
     "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
     "meanwhile",
 )
-async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_loop_for_less_than_200_ms(
+async def test_metadata_of_100000_partitions_in_use_blocks_the_loop_for_less_than_200_ms(
     without_collector,
 ):
     async with Teller(10_000, 10, answers=4) as teller, Net(teller.address, batch_size=200) as net:
@@ -140,7 +140,8 @@ async def test_metadata_of_100000_partitions_that_are_all_written_to_holds_the_l
             leaders = [queue.node_id for queue in accumulator.topics[teller.names[-1]].queues]
             assert leaders == [(number + epoch) % 3 for number in range(10)]
 
-        # Processor time, and the best of three, so that other load on this machine is not measured.
+        # Measure processor time and take the best of three runs, so that other load on
+        # this machine does not count.
         assert min(longest) < 0.2, longest
 
 
@@ -191,7 +192,7 @@ async def test_a_leader_hint_that_arrives_while_a_response_is_merged_is_not_lost
 
         await until(lambda: net.metadata.cluster.partition("topic-0", 1).leader_epoch == 2)
         assert net.metadata.cluster.partition("topic-0", 0)[2:4] == (1, 9)
-        assert not net.metadata.apply_leader_hint("topic-0", 0, 2, 9, []), "it is not news"
+        assert not net.metadata.apply_leader_hint("topic-0", 0, 2, 9, []), "the hint contains nothing new"
 
 
 def refuse_nothing(error: ProtocolError) -> BrokerConnectionError:

@@ -1,4 +1,4 @@
-"""Metadata: which topics are requested when, how callers wait, and how bad responses are handled."""
+"""Metadata: the topics that are requested and when, waiting callers, and the handling of bad responses."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ async def test_a_name_that_kafka_does_not_accept_is_rejected_without_a_request(n
         (ErrorCode.TOPIC_AUTHORIZATION_FAILED, TopicAuthorizationError),
     ],
 )
-async def test_errors_that_waiting_does_not_solve_are_raised_immediately_and_not_kept(code, error):
+async def test_errors_that_do_not_pass_by_themselves_are_raised_immediately_and_not_kept(code, error):
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
         if number == 1:
             return teller.with_error(request, code)
@@ -409,7 +409,7 @@ async def test_a_partition_that_is_added_is_waited_for():
 
 
 @in_virtual_time
-async def test_a_partition_that_does_not_exist_ends_in_an_error_of_its_own():
+async def test_a_partition_that_does_not_exist_has_its_own_error():
     async with told_by(lambda teller, _, request: teller.all_of(request, partitions=2)) as (net, teller):
         with pytest.raises(UnknownPartitionError, match="topic a has 2 partitions") as caught:
             await net.metadata.wait_for_topic("a", soon(200 * MS), partition=2)
@@ -752,14 +752,14 @@ async def test_metadata_requested_before_a_hint_does_not_undo_it():
         assert net.metadata.cluster.partition("a", 0).leader_epoch == 3
 
 
-# Starting again from the bootstrap servers
+# Restarting from the bootstrap servers
 
 
 @pytest.mark.promise(
     "Accumulator, sender, connections", "the bootstrap servers are asked again when no known broker is left"
 )
 @pytest.mark.promise("KIPs", "KIP-899: back to the bootstrap addresses when no known broker is left")
-async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_asked_again():
+async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_used_again():
     gone = dead_port()
     moved = False
 
@@ -862,7 +862,7 @@ async def test_unreachable_brokers_behind_a_live_bootstrap_server_cause_no_reque
     ) as (net, teller):
         net.metadata.request_update()
         await asyncio.sleep(0.6)
-        # Each round must wait for the back-off of the broker that is gone.
+        # Each round has to wait for the back-off of the broker that is gone.
         assert 1 <= net.metrics.node(0).connect_failures <= 8
         assert teller.connections <= 10
 

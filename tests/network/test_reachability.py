@@ -1,4 +1,4 @@
-"""What the errors of all brokers say together, and which of them are logged."""
+"""The combined state of all brokers: how their errors are summarized, and which of them are logged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED = AuthenticationError("b:2: wrong password")
 
 
 class Brokers:
-    """Two brokers of which none is connected."""
+    """Two brokers, neither of which is connected."""
 
     def __init__(self) -> None:
         config = Producer(reconnect_backoff_max_ms=3000).config
@@ -32,7 +32,7 @@ class Brokers:
         self.reachability.log_loss(self.first, error, 1.0, now, is_starting=is_starting)
 
 
-def test_a_rejected_login_is_found_whichever_broker_rejects_it():
+def test_a_rejected_login_is_found_no_matter_which_broker_rejects_it():
     brokers = Brokers()
     brokers.first.lost(LOST, 1.0)
     assert brokers.reachability.refusal is None

@@ -1,4 +1,4 @@
-"""Requests to a peer that follows, stretches or violates the protocol."""
+"""Requests to a peer that follows, bends or violates the protocol."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ async def test_responses_before_the_close_are_still_used():
         assert isinstance(await failure(second), BrokerConnectionError)
 
 
-async def test_a_response_that_can_not_be_handled_closes_the_connection(monkeypatch, caplog):
+async def test_a_response_that_cannot_be_handled_closes_the_connection(monkeypatch, caplog):
     async with connected(echo) as connection:
 
         def broken(*_: object) -> None:
@@ -720,14 +720,13 @@ async def test_a_response_to_a_request_with_acks_0_is_dropped_once():
         await request(connection)
         assert connection.state is ConnectionState.READY
 
-        await produce(
-            connection
-        )  # answered with the first request's correlation id, which was already answered
+        # The response has the correlation id of the first request, which was already answered.
+        await produce(connection)
         await until(lambda: connection.is_gone)
         assert "without a request in flight" in str(connection.error)
 
 
-# Orderly close
+# Orderly closing
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")

@@ -1,4 +1,4 @@
-"""The wire, with and without TLS: bytes arrive complete and in order, and it is known which of them were sent."""
+"""The wire, with and without TLS: bytes arrive completely and in order, and the wire knows how many were sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client_context(**settings: object) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def server(serve: Serve, context: ssl.SSLContext | None) -> AsyncIterator[int]:
-    """Yield a port on which `serve` handles each connection, with TLS if there is a context."""
+    """Yield a port on which `serve` handles each connection, with TLS if a context is given."""
     tasks = []
     errors = []
 
@@ -293,9 +293,8 @@ async def test_the_kernel_reports_an_error_once_and_that_error_is_raised(monkeyp
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
 
-        wire.write(
-            [b"a" * 100, b"b" * 100_000]
-        )  # in the turn in which the peer closed: the error was not read yet
+        # This is the turn in which the peer closed: the error has not been read yet.
+        wire.write([b"a" * 100, b"b" * 100_000])
 
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(wire.reader.read(1), LONG)
@@ -317,7 +316,7 @@ async def test_bytes_that_are_not_tls_end_the_connection_with_an_error():
     relayed = asyncio.Event()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A man in the middle who forwards the handshake and then inserts a record.
+        # An attacker in the middle forwards the handshake and then inserts a record.
         inner_reader, inner_writer = await asyncio.open_connection(HOST, inner_port)
 
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""What exporters show is that of the whole process, so each test here begins without producers."""
+"""Exporters show all producers of the process, so each test here begins without producers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aioproducer.observe.live import Producers
 
 @pytest.fixture(autouse=True)
 def producers(monkeypatch: pytest.MonkeyPatch) -> Producers:
-    """The producers of the process: none yet."""
-    gc.collect()  # those of earlier tests
+    """The registry of the process's producers, empty at first."""
+    gc.collect()  # removes the producers of earlier tests
     producers = Producers()
     monkeypatch.setattr(live, "_producers", producers)
     return producers

@@ -27,7 +27,7 @@ async def play_long_wait(seconds: float, waiters: int) -> None:
     watch.close()
 
 
-def test_a_wait_of_a_second_is_a_warning_and_its_end_has_a_line(caplog):
+def test_a_wait_of_a_second_causes_a_warning_and_its_end_has_a_line(caplog):
     caplog.set_level(logging.INFO)
     play_long_wait(5.0, 1)
     first, last = caplog.records
@@ -85,7 +85,7 @@ async def play_steady_pressure() -> None:
     watch.close()
 
 
-def test_callers_that_wait_shortly_one_after_the_other_have_no_line(caplog):
+def test_short_waits_one_after_the_other_have_no_line(caplog):
     play_steady_pressure()
     assert caplog.messages == []
 

@@ -1,4 +1,4 @@
-"""Each line of a producer begins with its client id."""
+"""The log lines of a producer, each of which begins with its client id."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def test_the_client_id_comes_first_whatever_it_contains(caplog, client_id):
     assert {record.name for record in caplog.records} == {"aioproducer.x"}
 
 
-def test_a_line_names_the_place_of_its_caller(caplog):
+def test_a_line_has_the_source_location_of_its_caller(caplog):
     ClientLog("aioproducer.x", "orders").error("it failed")
 
     assert (caplog.records[0].filename, caplog.records[0].funcName) == (
         "test_client_log.py",
-        "test_a_line_names_the_place_of_its_caller",
+        "test_a_line_has_the_source_location_of_its_caller",
     )
 
 
-def test_a_traceback_goes_with_its_line(caplog):
+def test_a_traceback_is_logged_with_its_line(caplog):
     try:
         raise ValueError("bad")
     except ValueError:
@@ -37,14 +37,14 @@ def test_a_traceback_goes_with_its_line(caplog):
     assert "ValueError: bad" in caplog.text
 
 
-def test_a_level_that_is_off_costs_no_line(caplog):
+def test_a_level_that_is_off_writes_no_line(caplog):
     with caplog.at_level(logging.WARNING):
         ClientLog("aioproducer.x", "orders").info("connected")
 
     assert caplog.messages == []
 
 
-def test_the_last_fifty_warnings_are_kept_also_if_no_handler_wants_them(caplog):
+def test_the_last_fifty_warnings_are_kept_even_if_no_handler_accepts_them(caplog):
     recent = RecentWarnings()
     log = ClientLog("aioproducer.x", "orders", recent)
 
@@ -64,7 +64,7 @@ def test_the_last_fifty_warnings_are_kept_also_if_no_handler_wants_them(caplog):
     assert kept[0]["time"] == datetime.fromisoformat(kept[0]["time"]).isoformat(timespec="milliseconds")
 
 
-def test_a_warning_about_an_object_without_a_text_is_kept_without_it(caplog):
+def test_a_warning_about_an_object_whose_text_fails_is_kept_without_that_text(caplog):
     class NoText:
         def __str__(self) -> str:
             raise ValueError("no text")

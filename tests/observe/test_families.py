@@ -38,7 +38,7 @@ def test_counters_of_one_client_id_are_added_up():
     assert values("records_acked", topics=False) == {("a", ""): 13, ("b", ""): 100}
 
 
-def test_gauges_show_the_worst_where_a_sum_means_nothing():
+def test_gauges_show_the_worst_value_where_a_sum_is_meaningless():
     assert values("oldest_unacked_seconds") == {("a",): 3.0, ("b",): 0.0}
 
 
@@ -62,11 +62,11 @@ def test_distributions_are_merged_bucket_by_bucket():
     assert values("time_to_ack_seconds")["a",] == Distribution(3, 7.0, 4.0, ((1.0, 1), (2.0, 1), (4.0, 1)))
 
 
-def test_what_is_not_known_yet_is_left_out():
+def test_a_value_that_is_not_known_yet_is_left_out():
     assert values("metadata_age_seconds") == {}
 
 
-def test_each_family_has_a_name_of_its_own_and_reads_an_empty_snapshot():
+def test_each_family_has_its_own_name_and_reads_an_empty_snapshot():
     assert len(BY_NAME) == len(FAMILIES)
     for family in FAMILIES:
         assert isinstance(family, Family)

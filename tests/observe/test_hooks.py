@@ -68,7 +68,7 @@ def default(hears: Hears) -> Iterator[Hears]:
 @pytest.mark.promise(
     "Observability", "hooks hear of connections, requests, batches, retries and transactions"
 )
-async def test_a_producer_tells_of_its_start_its_end_and_what_lies_between(hears):
+async def test_a_producer_reports_its_start_its_end_and_the_events_in_between(hears):
     async with producing(hooks=[hears], client_id="shop") as (_, producer):
         await producer.send_and_wait("t", b"v" * 100)
         delivery = await producer.send("t", b"w")
@@ -86,13 +86,13 @@ async def test_a_producer_tells_of_its_start_its_end_and_what_lies_between(hears
     first, second = hears.of("on_batch")
     assert (first.topic, first.partition, first.records, first.base_offset) == ("t", 0, 1, 0)
     assert (second.base_offset, second.attempts, second.compression) == (1, 1, "none")
-    assert first.wire_bytes == second.wire_bytes + 101, "two lengths take a byte more"
+    assert first.wire_bytes == second.wire_bytes + 101, "two of the lengths take one byte more"
     assert (first.outcome, first.error) == (None, None)
     [close] = hears.of("on_close")
     assert (close.report.delivered, close.report.failed) == (2, 0)
 
 
-async def test_requests_are_told_with_their_sizes_and_times(hears):
+async def test_requests_are_reported_with_their_sizes_and_times(hears):
     async with producing(hooks=[hears]) as (_, producer):
         await producer.send_and_wait("t", b"v")
 
@@ -105,12 +105,13 @@ async def test_requests_are_told_with_their_sizes_and_times(hears):
 
 
 def unused_bytes(producer: Producer) -> int:
-    """Bytes to the bootstrap address, which metrics() does not list when it is no longer used."""
+    """Return the number of bytes sent to the bootstrap address, which metrics() does not list
+    when it is no longer used."""
     listed = {node.node_id for node in producer.metrics().nodes}
     return sum(node.bytes_sent for id, node in producer._metrics.nodes.items() if id not in listed)
 
 
-async def test_a_request_without_an_answer_is_told_with_its_error(hears):
+async def test_a_request_without_an_answer_is_reported_with_its_error(hears):
     async with producing(hooks=[hears]) as (cluster, producer):
         await producer.send_and_wait("t", b"v")
         cluster.faults.add(PRODUCE, drop_before=True)
@@ -126,7 +127,7 @@ async def test_a_request_without_an_answer_is_told_with_its_error(hears):
     assert type(hears.of("on_disconnect")[0].error) is BrokerConnectionError
 
 
-async def test_a_batch_that_failed_is_told_with_its_outcome(hears):
+async def test_a_failed_batch_is_reported_with_its_outcome(hears):
     async with producing(hooks=[hears]) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         await error_of(await producer.send("t", b"v"))
@@ -136,7 +137,7 @@ async def test_a_batch_that_failed_is_told_with_its_outcome(hears):
     assert isinstance(batch.error, DeliveryError)
 
 
-async def test_a_connection_that_fails_is_told(hears):
+async def test_a_failed_connection_is_reported(hears):
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         cluster.crash_broker(0)
         producer = quick_producer(cluster, hooks=[hears], max_block_ms=100 * MS)
@@ -148,7 +149,7 @@ async def test_a_connection_that_fails_is_told(hears):
     assert start.cluster_id is None
 
 
-async def test_a_throttle_is_told(hears):
+async def test_a_throttle_is_reported(hears):
     async with producing(hooks=[hears]) as (cluster, producer):
         cluster.faults.add(PRODUCE, throttle_ms=7)
         await producer.send_and_wait("t", b"v")
@@ -156,7 +157,7 @@ async def test_a_throttle_is_told(hears):
     assert (throttle.node.node_id, throttle.seconds) == (0, 0.007)
 
 
-async def test_what_send_does_not_accept_is_told_and_counted(hears):
+async def test_a_record_that_send_does_not_accept_is_reported_and_counted(hears):
     async with producing(hooks=[hears]) as (_, producer):
         await producer.send_and_wait("t", b"v")
         for wrong in ({"value": 5}, {"value": b"v", "headers": [("h",)]}):
@@ -191,7 +192,7 @@ async def test_a_cancelled_send_is_not_rejected(hears):
     assert hears.of("on_rejected") == []
 
 
-async def test_the_calls_of_a_transaction_are_told_and_counted(hears):
+async def test_the_calls_of_a_transaction_are_reported_and_counted(hears):
     async with producing(hooks=[hears], transactional_id="tx", topics={"t": 1, "in": 1}) as (
         cluster,
         producer,
@@ -278,7 +279,7 @@ async def test_a_cancellation_that_a_hook_raises_itself_only_switches_it_off(nam
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_ends_the_program_passes_a_hook(ending):
+def test_an_exception_that_ends_the_program_leaves_a_hook(ending):
     def ends(event: Event) -> None:
         raise ending
 
@@ -316,7 +317,7 @@ def test_a_hook_with_one_method_leaves_the_other_lists_empty():
 # -------------------------------------------------------------------------------------------- the default hooks
 
 
-async def test_a_default_hook_hears_of_each_producer_that_is_created_later(default):
+async def test_a_default_hook_receives_the_events_of_each_producer_created_later(default):
     async with RecordingProducer(client_id="one") as one:
         await one.send("t", b"v")
     async with RecordingProducer(client_id="two"):
@@ -335,7 +336,7 @@ def test_a_default_hook_is_registered_once(default):
     assert Hooks([], "x").on_batch == []
 
 
-async def test_an_error_of_a_broker_is_the_reason_of_a_retry(hears):
+async def test_a_retry_is_reported_with_the_error_of_the_broker(hears):
     async with producing(hooks=[hears]) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS)
         await producer.send_and_wait("t", b"v")
@@ -345,7 +346,7 @@ async def test_an_error_of_a_broker_is_the_reason_of_a_retry(hears):
 
 
 @pytest.mark.promise("Observability", "the docs describe each event of hooks with its fields")
-def test_the_table_of_hooks_has_each_event_with_its_fields():
+def test_the_table_of_hooks_lists_each_event_with_its_fields():
     guide = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(on_\w+)` \| [^|]+ \| ([^|]+) \|", guide, re.MULTILINE)
     events = {(event.__doc__ or "").split("`")[1]: event for event in get_args(Event)}

@@ -34,8 +34,8 @@ JAVAS = {
     "reauthentication.latency.avg reauthentication.latency.max "
     "successful.authentication.no.reauth.total": ("",),
 }
-"""The metrics of Java's producer (SenderMetricsRegistry, KafkaProducerMetrics, BufferPool, Selector), as KIP-714 writes
-their names."""
+"""The metrics of Java's producer (SenderMetricsRegistry, KafkaProducerMetrics, BufferPool, Selector), with
+their names in KIP-714."""
 
 BEFORE = MetricsSnapshot(
     time=100.0,
@@ -88,7 +88,7 @@ def test_counters_are_totals_or_differences_and_rates_are_per_second():
     assert delta["connection.creation.total"][0].value == 4
 
 
-def test_connections_and_bytes_are_those_of_all_brokers_bootstrap_addresses_included():
+def test_connections_and_bytes_include_those_of_bootstrap_addresses():
     cumulative = found(is_delta=False)
     assert cumulative["connection.creation.total"][0].value == 7
     assert cumulative["outgoing.byte.total"][0].value == 500
@@ -111,7 +111,7 @@ def test_topics_and_brokers_are_attributes_and_bootstrap_addresses_are_left_out(
     assert [point.attributes["node_id"] for point in cumulative["node.request.latency.avg"]] == ["node-1"]
 
 
-def test_times_are_in_milliseconds_and_of_the_time_between():
+def test_times_are_in_milliseconds_and_cover_the_time_between_two_pushes():
     cumulative = found(is_delta=False)
     assert cumulative["node.request.latency.avg"][0].value == 500
     assert cumulative["request.latency.avg"][0].value == 500
@@ -120,20 +120,20 @@ def test_times_are_in_milliseconds_and_of_the_time_between():
     assert cumulative["txn.commit.time.ns.total"][0].value == 0.25e9
 
 
-def test_points_of_one_name_stand_together():
+def test_points_with_the_same_name_are_adjacent():
     names = [point.name for point in points(NOW, BEFORE, lambda name: True, seconds=10.0, is_delta=True)]
     groups = [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
     assert len(groups) == len(set(groups))
 
 
-def test_what_is_not_wanted_is_left_out():
+def test_metrics_that_were_not_requested_are_left_out():
     wanted = f"{PREFIX}request.total"
     assert [point.name for point in points(NOW, BEFORE, wanted.__eq__, seconds=10.0, is_delta=True)] == [
         wanted
     ]
 
 
-def test_figures_of_metrics_are_pushed_under_each_name_that_java_has_for_them():
+def test_figures_are_pushed_under_every_name_that_java_has_for_them():
     before = MetricsSnapshot(
         rejected={"BufferFullError": 1},
         record_bytes=100,
@@ -177,7 +177,7 @@ def test_figures_of_metrics_are_pushed_under_each_name_that_java_has_for_them():
         assert values["node.response.total", "node-1"] == 3
 
 
-def test_each_metric_of_java_is_pushed_or_named_in_the_guide_as_not_pushed():
+def test_each_metric_of_java_is_pushed_or_listed_in_the_guide_as_not_pushed():
     javas = {name + end for names, ends in JAVAS.items() for name in names.split() for end in ends}
     calls = ("initialize", "begin", "send_offsets", "commit", "abort")
     now = replace(
@@ -192,6 +192,6 @@ def test_each_metric_of_java_is_pushed_or_named_in_the_guide_as_not_pushed():
     named = [name.replace("-", ".") for name in re.findall(r"`([\w*-]+)`", sentence)]
     missing = {name for name in javas if any(fnmatch(name, pattern) for pattern in named)}
 
-    assert pushed - javas == set(), "no name is our own invention"
+    assert pushed - javas == set(), "a pushed name is not one of Java's"
     assert javas - pushed == missing
     assert all(any(fnmatch(name, pattern) for name in javas) for pattern in named)

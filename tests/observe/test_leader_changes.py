@@ -16,7 +16,7 @@ def changes(caplog) -> LeaderChanges:
     return LeaderChanges(ClientLog("aioproducer.x", "orders"))
 
 
-def test_the_first_leader_of_a_partition_is_no_news(changes, caplog):
+def test_the_first_leader_of_a_partition_is_not_logged(changes, caplog):
     changes.note("t", 0, -1, 1)
     changes.log_changes()
     assert caplog.messages == []
@@ -36,7 +36,7 @@ def test_a_move_names_both_brokers_and_the_number_of_others(changes, caplog):
     ]
 
 
-def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, caplog):
+def test_a_lost_leader_has_a_warning_and_a_later_one_is_logged_as_a_move(changes, caplog):
     changes.note("t", 0, 1, -1)
     changes.log_changes()
     changes.note_waiting([("t", 0)], 0.0)
@@ -51,7 +51,7 @@ def test_a_lost_leader_is_a_warning_and_another_one_later_is_a_move(changes, cap
     ]
 
 
-def test_a_lost_leader_is_no_warning_before_records_wait_for_it(changes, caplog):
+def test_a_lost_leader_has_no_warning_before_records_wait_for_it(changes, caplog):
     for partition in range(3):
         changes.note("t", partition, 1, -1)
     changes.log_changes()
@@ -80,7 +80,7 @@ def test_while_a_leader_is_missing_there_is_a_line_every_ten_seconds(changes, ca
     ]
 
 
-def test_a_leader_that_is_lost_again_is_a_warning_again(changes, caplog):
+def test_a_leader_that_is_lost_again_has_a_warning_again(changes, caplog):
     for _ in range(2):
         changes.note("t", 0, 1, -1)
         changes.note_waiting([("t", 0)], 0.0)
@@ -89,12 +89,12 @@ def test_a_leader_that_is_lost_again_is_a_warning_again(changes, caplog):
     assert caplog.messages == ["[producer orders] records are waiting: no leader for t-0"] * 2
 
 
-def test_a_new_partition_without_a_leader_is_no_warning(changes, caplog):
+def test_a_new_partition_without_a_leader_has_no_warning(changes, caplog):
     changes.note_waiting([("t", 0)], 0.0)
     assert caplog.messages == []
 
 
-def test_a_leader_that_returns_has_not_moved(changes, caplog):
+def test_a_returning_leader_is_not_logged_as_a_move(changes, caplog):
     changes.note("t", 0, 1, -1)
     changes.log_changes()
     caplog.clear()
@@ -103,7 +103,7 @@ def test_a_leader_that_returns_has_not_moved(changes, caplog):
     assert caplog.messages == []
 
 
-def test_a_forgotten_topic_leaves_nothing(changes, caplog):
+def test_a_forgotten_topic_leaves_nothing_behind(changes, caplog):
     changes.note("t", 0, 1, -1)
     changes.note("u", 0, 1, -1)
     changes.forget("t")

@@ -23,7 +23,7 @@ BY_NAME = {family.name: family for family in FAMILIES}
 
 
 class Measured:
-    """A producer, as far as exporters need it."""
+    """A substitute for a producer, with only the parts that exporters use."""
 
     def __init__(self, client_id: str = "shop", acked: int = 0, topic: str = "orders") -> None:
         self.client_id = client_id
@@ -43,13 +43,14 @@ def added(producers: Producers, *given: object) -> Measured:
 
 
 def total(name: str, client_id: str = "shop") -> object:
-    """The value of a metric of all producers of a client id, topics added up; None without one."""
+    """The value of a metric over all producers of a client id, with topics added up; None if
+    there is no such producer."""
     found = BY_NAME[name].values(live.snapshots(), topics=False)
     values = [value for labels, value in found.items() if labels[0] == client_id]
     return values[0] if values else None
 
 
-async def test_a_producer_is_seen_from_its_start_and_its_counters_stay_when_it_is_collected():
+async def test_a_producer_is_exported_from_its_start_and_its_counters_stay_when_it_is_collected():
     producer = RecordingProducer(client_id="shop")
     assert total("producers") is None
     async with producer:
@@ -58,7 +59,7 @@ async def test_a_producer_is_seen_from_its_start_and_its_counters_stay_when_it_i
     assert (total("producers"), total("records_acked")) == (1, 1)
     del producer
     gc.collect()
-    assert total("producers") is None, "a gauge is of a producer that exists"
+    assert total("producers") is None, "a gauge ends with its producer"
     assert total("buffer_bytes") is None
     assert total("records_acked") == 1
 

@@ -1,4 +1,4 @@
-"""A loop that was blocked while records were due."""
+"""Warnings about a loop that was blocked while records were due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import in_virtual_time
 
 
 class Blocked:
-    """A loop's clock that jumps, as it does for a loop that was blocked."""
+    """A loop with a watch, which can act as if it had been blocked."""
 
     def __init__(self, *, records_wait: bool = True) -> None:
         self._loop = asyncio.get_running_loop()
@@ -19,7 +19,7 @@ class Blocked:
         self.watch = LoopWatch(self._loop, ClientLog("aioproducer.x", "orders"), lambda: self.records_wait)
 
     async def block(self, seconds: float) -> None:
-        """Let time pass without a beat, so that the timer is late by this much."""
+        """Let time pass without a beat, so that the timer is late by `seconds`."""
         timer = self.watch._timer
         assert timer is not None
         timer.cancel()

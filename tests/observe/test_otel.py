@@ -76,7 +76,7 @@ from tests.support.producing import (
 
 
 class Sdk:
-    """The SDK with exporters that keep everything."""
+    """The SDK, with exporters that keep everything in memory."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.exporter = InMemorySpanExporter()
@@ -91,7 +91,7 @@ class Sdk:
 
     @property
     def metrics(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """(attributes, data point) of each metric by its name."""
+        """Pairs of attributes and data point, by the metric's name."""
         data = self.reader.get_metrics_data()
         return {
             metric.name: [(dict(point.attributes), point) for point in metric.data.data_points]
@@ -169,7 +169,7 @@ async def test_the_key_is_captured_only_on_request_and_a_tombstone_is_named(inst
     assert span.attributes["messaging.kafka.message.tombstone"] is True
 
 
-async def test_each_call_that_sends_one_record_has_a_span(instrumented):
+async def test_each_call_that_sends_a_single_record_has_a_span(instrumented):
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"1")
         await producer.try_send("t", b"2")
@@ -231,7 +231,7 @@ class Cancelling(Raising):
 
 
 class NoText:
-    """A key for a serializer, which can't be shown."""
+    """An object that needs a serializer as a key, and whose text fails."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -256,7 +256,7 @@ async def test_a_sampler_that_raises_stops_no_record_and_is_logged_once(instrume
 
 
 @pytest.mark.parametrize("instrumented", [{"capture_key": True}], indirect=True)
-async def test_a_key_without_a_text_is_sent_and_its_span_ends(instrumented, caplog):
+async def test_a_key_whose_text_fails_is_sent_and_its_span_ends(instrumented, caplog):
     async with RecordingProducer(key_serializer=lambda _: b"k") as producer:
         await producer.send_and_wait("t", b"v", NoText())
         [record] = producer.sent
@@ -272,7 +272,7 @@ async def test_a_key_without_a_text_is_sent_and_its_span_ends(instrumented, capl
 @pytest.mark.parametrize(
     "key", [b"k\xff", bytearray(b"k\xff"), memoryview(b"k\xff"), memoryview(b"k_\xff_")[::2]]
 )
-async def test_a_key_in_any_buffer_is_captured_as_its_text(instrumented, key):
+async def test_a_key_in_any_buffer_is_captured_as_text(instrumented, key):
     async with RecordingProducer(key_serializer=bytes) as producer:
         await producer.send_and_wait("t", b"v", key)
     [span] = instrumented.spans
@@ -294,7 +294,7 @@ async def test_a_propagator_that_raises_leaves_the_users_headers_and_the_span(in
 
 
 class _OfVendor(TraceContextTextMapPropagator):
-    """A propagator of another kind, with a header of its own."""
+    """A propagator of another kind, with its own header."""
 
     def inject(self, carrier, context=None, setter=default_setter):
         setter.set(carrier, "vendor", str(trace.get_current_span(context).get_span_context().span_id))
@@ -314,7 +314,7 @@ class _OfVendor(TraceContextTextMapPropagator):
 @pytest.mark.parametrize("state", [[], [("vendor", "1")]], ids=["", "tracestate"])
 @pytest.mark.parametrize("carried", [{}, {"user": "7"}], ids=["", "baggage"])
 @pytest.mark.parametrize("headers", [None, [("traceparent", b"1"), ("tracestate", b"2"), ("mine", b"3")]])
-def test_the_headers_are_those_of_the_configured_propagator(monkeypatch, propagator, state, carried, headers):
+def test_headers_are_written_by_the_configured_propagator(monkeypatch, propagator, state, carried, headers):
     monkeypatch.setattr(propagate, "get_global_textmap", lambda: propagator)
     span = NonRecordingSpan(
         SpanContext(2**127 + 7, 8, is_remote=False, trace_flags=TraceFlags(3), trace_state=TraceState(state))
@@ -335,7 +335,7 @@ def test_the_headers_are_those_of_the_configured_propagator(monkeypatch, propaga
 
 
 def test_the_default_propagator_is_recognized():
-    """Otherwise each record would cost more."""
+    """Otherwise each record would cost more time."""
     assert _is_w3c(propagate.get_global_textmap())
 
 
@@ -371,7 +371,7 @@ async def test_the_spans_of_a_split_batch_end_with_its_parts(instrumented):
     assert producer.metrics().splits == 1
 
 
-async def test_a_record_with_a_timeout_of_its_own_ends_its_span_before_the_others_of_its_batch(instrumented):
+async def test_a_record_with_its_own_timeout_ends_its_span_before_the_others_of_its_batch(instrumented):
     patience = {"request_timeout_ms": 20_000, "delivery_timeout_ms": 30_000}
     async with producing(linger_ms=50, **patience) as (cluster, producer):
         await producer.partitions_for("t")
@@ -390,7 +390,7 @@ async def test_a_record_with_a_timeout_of_its_own_ends_its_span_before_the_other
     assert instrumented.spans[1].attributes["messaging.kafka.offset"] == 0
 
 
-async def test_a_span_that_cannot_be_written_changes_no_result(instrumented, monkeypatch, caplog):
+async def test_a_span_that_cannot_be_written_does_not_change_a_result(instrumented, monkeypatch, caplog):
     class Broken(SpanProcessor):
         def on_end(self, _: ReadableSpan) -> None:
             raise RuntimeError("a bug of the processor")
@@ -452,7 +452,7 @@ async def test_many_records_have_one_span_with_their_count(instrumented):
     )
 
 
-async def test_a_call_for_many_records_has_their_count_also_if_it_is_one(instrumented):
+async def test_a_call_for_many_records_has_their_count_even_if_it_is_one(instrumented):
     async with RecordingProducer() as producer:
         await (await producer.send_many("t", [b"1"]))
         await (await producer.send_many("t", []))
@@ -479,7 +479,7 @@ async def test_a_call_for_many_records_that_raises_ends_its_span_with_the_error(
     ]
 
 
-async def test_a_call_for_many_records_that_is_cancelled_half_way_ends_its_span_with_that(instrumented):
+async def test_a_call_for_many_records_that_is_cancelled_half_way_ends_its_span_as_cancelled(instrumented):
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         hold = asyncio.Event()
         cluster.faults.add(PRODUCE, hold_before=hold)
@@ -499,7 +499,7 @@ async def test_a_call_for_many_records_that_is_cancelled_half_way_ends_its_span_
     "Observability", "OpenTelemetry: a call that is not recorded costs no span and no slow path"
 )
 @pytest.mark.parametrize("instrumented", [{"sampler": ALWAYS_OFF}], indirect=True)
-async def test_a_call_that_is_not_recorded_makes_nothing_and_stays_on_the_fast_path(
+async def test_a_call_that_is_not_recorded_creates_no_span_and_stays_on_the_fast_path(
     instrumented, monkeypatch
 ):
     async with producing() as (cluster, producer):
@@ -674,11 +674,11 @@ async def test_metrics_are_read_when_they_are_collected(instrumented):
     }
 
 
-def test_durations_are_recorded_with_an_api_that_takes_no_buckets():
+def test_durations_are_recorded_with_an_api_that_accepts_no_buckets():
     recorded: list[float] = []
 
     class Old(NoOpMeter):
-        """The meter of opentelemetry-api before 1.30."""
+        """A meter as in opentelemetry-api before 1.30."""
 
         def create_histogram(self, name: str, unit: str = "", description: str = "") -> Any:
             return self
@@ -692,7 +692,7 @@ def test_durations_are_recorded_with_an_api_that_takes_no_buckets():
     assert recorded == [0.25]
 
 
-def test_the_choice_of_old_conventions_has_no_effect(instrumented, monkeypatch):
+def test_choosing_old_conventions_has_no_effect(instrumented, monkeypatch):
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "messaging/dup")
 
     async def send() -> None:
@@ -784,7 +784,7 @@ async def test_a_consumers_instrumentation_continues_the_trace(instrumented):
     assert received[0].parent.span_id == sent.get_span_context().span_id
 
 
-async def test_headers_of_a_consumed_record_that_are_sent_on_continue_in_the_new_span(instrumented):
+async def test_forwarded_headers_of_a_consumed_record_refer_to_the_new_span(instrumented):
     stale = [
         ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         ("mine", b"1"),
@@ -857,7 +857,7 @@ asyncio.run(main())
 """
 
 
-def test_opentelemetry_instrument_needs_no_change_of_the_program(collector):
+def test_opentelemetry_instrument_works_without_a_change_to_the_program(collector):
     command = [str(Path(sys.executable).parent / "opentelemetry-instrument"), sys.executable]
     ended = subprocess.run(
         [*command, "-c", PROGRAM],

@@ -60,7 +60,7 @@ def test_the_bytes_are_those_of_the_generated_classes(points, resource, is_delta
     assert written == expected(points, resource, start, now, is_delta=is_delta)
 
 
-def test_points_of_one_name_are_one_metric():
+def test_points_with_the_same_name_are_one_metric():
     points = [
         Point("a", 1.0, True, {"topic": "x"}),
         Point("a", 2.0, True, {"topic": "y"}),

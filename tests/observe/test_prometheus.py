@@ -53,7 +53,7 @@ def promtool() -> str:
 
 
 def samples(text: str, client_id: str) -> Samples:
-    """Return the samples of one producer, by name and the other labels."""
+    """Return the samples of one producer, by name and their other labels."""
     return {
         (sample.name, frozenset((set(sample.labels.items())) - {("client_id", client_id)})): sample.value
         for family in text_string_to_metric_families(text)
@@ -104,7 +104,7 @@ async def test_transactions_are_exported_by_call_and_result(registry):
     assert value(found, "transaction_call_seconds_count", call="commit") == 1
 
 
-async def test_producers_with_one_client_id_are_added_up_and_others_kept_apart(registry):
+async def test_producers_with_the_same_client_id_are_added_up_and_others_are_separate(registry):
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         producers = [quick_producer(cluster, client_id=name) for name in ("same", "same", "other")]
         for count, producer in enumerate(producers, 2):
@@ -131,7 +131,7 @@ async def test_topics_can_be_left_out():
     assert value(found, "records_acked_total", topic="") == 3
 
 
-def test_counts_are_cumulated_up_to_each_bound():
+def test_counts_are_cumulative_up_to_each_bound():
     values = Distribution(6, 10.0, 300.0, ((2**-14, 1), (2**-2.25, 2), (0.25, 1), (256.0, 1), (2**8.25, 1)))
     found = dict(_cumulated(values, SECONDS))
     assert found[repr(SECONDS[0])] == 1
@@ -147,7 +147,7 @@ def test_without_the_extra_the_error_names_it():
     assert 'pip install "aioproducer[prometheus]"' in ended.stderr.splitlines()[-1]
 
 
-def test_a_registry_takes_one_collector_only(registry):
+def test_a_registry_accepts_only_one_collector(registry):
     with pytest.raises(ValueError, match="Duplicated"):
         ProducerCollector(registry)
 
@@ -162,7 +162,7 @@ def served(registry: CollectorRegistry) -> Iterator[str]:
 
 
 @pytest.mark.promise("Observability", "Prometheus scrapes all producers, and promtool accepts the page")
-async def test_promtool_accepts_what_is_scraped_over_http_while_records_are_sent(served, promtool):
+async def test_promtool_accepts_a_scrape_over_http_while_records_are_sent(served, promtool):
     pages: list[httpx.Response] = []
     is_enough = threading.Event()
 
@@ -204,7 +204,7 @@ async def test_promtool_accepts_what_is_scraped_over_http_while_records_are_sent
 
 
 def names() -> set[str]:
-    """The names of all samples."""
+    """Return the names of all samples."""
     found = set()
     for family in FAMILIES:
         metric = _empty(family)
@@ -231,8 +231,10 @@ def test_the_alert_rules_are_tested_by_promtool(promtool):
     tests = (DOCS / "prometheus" / "alerts_test.yml").read_text()
     assert len(rules) >= 8
     for rule in rules:
-        assert f"alertname: {rule}, exp_alerts: []" in tests, "it does not fire without a reason"
-        assert re.search(rf"alertname: {rule}\n\s+exp_alerts:\n", tests), "it fires with one"
+        assert f"alertname: {rule}, exp_alerts: []" in tests, "no test that it stays silent without a reason"
+        assert re.search(rf"alertname: {rule}\n\s+exp_alerts:\n", tests), (
+            "no test that it fires with a reason"
+        )
 
 
 @pytest.mark.parametrize("file", ["alerts.yml", "alerts_test.yml", "grafana.json"])

@@ -11,7 +11,7 @@ from aioproducer.observe.retries import MOST_AT_ONCE, PERIOD, Retries
 
 
 class Log:
-    """The lines about one producer's retries."""
+    """A producer's log lines about retries."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -24,7 +24,7 @@ class Log:
         self.retries.note(topic, partition, name, f"{name}: no", 0.1, now)
 
     def new(self) -> list[str]:
-        """The lines since the last call."""
+        """Return the lines logged since the last call."""
         lines = [message.removeprefix("[producer orders] ") for message in self._caplog.messages]
         self._caplog.clear()
         return lines
@@ -55,7 +55,7 @@ def test_each_topic_and_each_error_has_its_own_first_line(log):
     ]
 
 
-def test_what_lasts_is_counted_every_ten_seconds(log):
+def test_a_lasting_disturbance_is_counted_every_ten_seconds(log):
     log.retry(0.0)
     log.retry(4.0, partition=1)
     log.new()
@@ -71,7 +71,7 @@ def test_what_lasts_is_counted_every_ten_seconds(log):
     ]
 
 
-def test_it_is_over_once_each_partition_has_accepted_a_batch(log):
+def test_a_disturbance_is_over_once_each_partition_has_accepted_a_batch(log):
     log.retry(0.0)
     log.retry(0.0, partition=1)
     log.new()
@@ -86,7 +86,7 @@ def test_it_is_over_once_each_partition_has_accepted_a_batch(log):
     assert not log.retries.is_disturbed
 
 
-def test_what_comes_and_goes_has_few_lines(log):
+def test_an_intermittent_error_has_few_lines(log):
     for tenth in range(300):
         log.retry(tenth / 10)
         log.retries.note_accepted("t", 0, tenth / 10 + 0.05)
@@ -97,7 +97,7 @@ def test_what_comes_and_goes_has_few_lines(log):
 
 
 @pytest.mark.parametrize("accepted_at", [1.0, PERIOD])
-def test_what_returns_after_a_quiet_time_begins_anew(log, accepted_at):
+def test_an_error_that_returns_after_a_quiet_time_has_a_first_line_again(log, accepted_at):
     log.retry(0.0)
     log.retries.note_accepted("t", 0, accepted_at)
     log.new()
@@ -107,7 +107,7 @@ def test_what_returns_after_a_quiet_time_begins_anew(log, accepted_at):
     assert log.new() == ["t-0: NOT_ENOUGH_REPLICAS: no; the batch is sent again in 0.1 s"]
 
 
-def test_thousands_of_topics_have_a_few_lines_and_one_that_says_so(log):
+def test_thousands_of_topics_have_a_few_lines_and_one_about_the_others(log):
     for number in range(1000):
         log.retry(number / 1000, topic=f"t{number}")
 
@@ -116,10 +116,10 @@ def test_thousands_of_topics_have_a_few_lines_and_one_that_says_so(log):
     assert lines[-1] == "batches of more topics are sent again; they are logged in 10 s if that lasts"
 
     log.retry(PERIOD + 1.0, topic="t999")
-    assert len(log.new()) == 1, "its count says what the first line did not"
+    assert len(log.new()) == 1, "its count includes the retries that had no line"
 
 
-def test_a_kind_without_a_line_ends_without_one(log):
+def test_a_kind_that_was_not_logged_ends_without_a_line(log):
     for number in range(MOST_AT_ONCE + 1):
         log.retry(0.0, topic=f"t{number}")
     log.new()

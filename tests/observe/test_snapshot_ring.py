@@ -17,7 +17,7 @@ from tests.conftest import in_virtual_time
 
 
 class Counting:
-    """A ring whose snapshots have the loop's time as their number of batches."""
+    """A ring of snapshots whose number of batches is the time that has passed in the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ async def test_a_window_begins_at_the_newest_snapshot_that_is_old_enough():
 
 
 @in_virtual_time
-async def test_a_window_longer_than_the_producer_has_lived_begins_at_its_start():
+async def test_a_window_longer_than_the_life_of_the_producer_begins_at_its_start():
     counting = Counting()
     await asyncio.sleep(25)
     assert counting.ring.before(600).batches == 0
@@ -63,7 +63,7 @@ async def test_a_closed_ring_has_no_timer():
 
 
 @in_virtual_time
-async def test_the_last_snapshot_is_that_of_the_end():
+async def test_the_last_snapshot_is_taken_at_the_end():
     counting = Counting()
     await asyncio.sleep(65)
     counting.ring.close()
@@ -72,7 +72,7 @@ async def test_the_last_snapshot_is_that_of_the_end():
     assert counting.ring.before(600).batches == 65
 
 
-def test_a_snapshot_is_kept_as_it_was_in_a_few_kilobytes():
+def test_a_snapshot_is_kept_unchanged_in_a_few_kilobytes():
     histogram = Histogram()
     for power in range(60):
         histogram.add(2.0 ** (power / 4 - 10), power + 1)

@@ -29,7 +29,7 @@ def filled(*values: float) -> Histogram:
     return histogram
 
 
-def test_a_distribution_knows_its_quantiles_as_the_histogram_does():
+def test_a_distribution_has_the_quantiles_of_its_histogram():
     random = Random(3)
     histogram = filled(*(random.lognormvariate(-5, 1.5) for _ in range(1000)))
     snapshot = histogram.snapshot()
@@ -43,13 +43,13 @@ def test_a_distribution_knows_its_quantiles_as_the_histogram_does():
 @pytest.mark.promise(
     "Observability", "a bad minute shows in metrics(window=60) after millions of good records"
 )
-def test_a_minute_at_100_seconds_shows_after_ten_million_records_at_4_milliseconds():
+def test_a_minute_at_100_seconds_is_visible_after_ten_million_records_at_4_milliseconds():
     histogram = Histogram()
     histogram.add(0.004, 10_000_000)
     before = histogram.snapshot()
     histogram.add(100.0, 600)
 
-    assert histogram.snapshot().p99 < 0.005, "since the start, nothing is to be seen"
+    assert histogram.snapshot().p99 < 0.005, "the figures since the start would hide the minute"
     minute = histogram.snapshot() - before
     assert (minute.count, minute.max) == (600, 100.0)
     assert 100 <= minute.p50 <= 119
@@ -66,7 +66,7 @@ def test_the_largest_value_of_a_difference_is_an_upper_limit():
     assert (histogram.snapshot() - histogram.snapshot()) == Distribution()
 
 
-def test_a_difference_has_counts_of_the_time_between_and_gauges_of_now():
+def test_a_difference_has_the_counts_in_between_and_the_current_gauges():
     earlier = MetricsSnapshot(
         time=100.0, started=1.0, records_acked=5, buffer_available=7, errors={"A": 1, "B": 2}
     )
@@ -189,7 +189,7 @@ def test_the_counts_of_a_snapshot_cannot_be_changed(change):
 
 @pytest.mark.promise("Observability", "the docs describe each field of metrics() and name Java's counterpart")
 @pytest.mark.parametrize("heading", ["## What to watch", "### Java's names"])
-def test_the_guide_has_each_field(heading):
+def test_the_guide_lists_each_field(heading):
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     table = page.split(heading)[1].split("\n#")[0]
     named = [
@@ -204,7 +204,7 @@ def test_the_guide_has_each_field(heading):
     ("prefix", "kind"),
     [("topic", TopicSnapshot), ("node", NodeSnapshot), ("transaction", TransactionCallSnapshot)],
 )
-def test_the_guide_has_javas_name_of_each_field_of_topics_nodes_and_transactions(prefix, kind):
+def test_the_guide_lists_javas_names_of_the_fields_of_topics_nodes_and_transactions(prefix, kind):
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     table = page.split("#### Topics, brokers and kinds of calls")[1].split("\n#")[0]
     named = [

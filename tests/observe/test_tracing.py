@@ -1,4 +1,4 @@
-"""The interface for a tracer: the producers that get one, and the calls that consult it."""
+"""The interface for a tracer: the producers that get one, and the calls that use it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tracers() -> Iterator[list[Asked]]:
     set_tracer(None)
 
 
-async def test_each_producer_that_starts_has_a_tracer_of_its_own(tracers):
+async def test_each_started_producer_has_its_own_tracer(tracers):
     async with RecordingProducer(client_id="one") as one, RecordingProducer(client_id="two"):
         await one.send("t", b"v", b"k", headers=[("h", b"1")])
         one.try_send("t", b"w")
@@ -55,5 +55,5 @@ async def test_each_producer_that_starts_has_a_tracer_of_its_own(tracers):
     ]
 
 
-def test_without_a_factory_there_is_none():
+def test_without_a_factory_there_is_no_tracer():
     assert tracer_of(make_config()) is None

@@ -26,6 +26,6 @@ def test_health_is_plain_data_for_json():
 
 
 @pytest.mark.parametrize(("value", "field"), [(HEALTH, "ok"), (Ping(Node(1, "h", 9092), 0.1), "seconds")])
-def test_values_can_not_be_changed(value, field):
+def test_values_cannot_be_changed(value, field):
     with pytest.raises(FrozenInstanceError):
         setattr(value, field, True)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.promise("Speed", "CPU per record, relative to aiokafka's, does not grow unnoticed")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_cpu_per_record_has_not_grown_beside_aiokafka(case):
+def test_cpu_per_record_has_not_grown_relative_to_aiokafka(case):
     verdict = Verdict(tuple(regression.measured(case)), regression.stored()[case.name])
 
     assert verdict.holds, str(verdict)
@@ -22,9 +22,9 @@ def test_cpu_per_record_has_not_grown_beside_aiokafka(case):
 def test_a_ratio_beyond_the_margin_and_the_noise_of_the_run_is_a_regression():
     assert Verdict((0.1, 0.12, 0.11), 0.1).holds
     assert Verdict((0.125, 0.125, 0.125), 0.1).holds, "the margin"
-    assert not Verdict((0.127, 0.126, 0.126), 0.1).holds, "repeats that agree leave it no excuse"
-    assert Verdict((0.127, 0.1, 0.15), 0.1).holds, "repeats that do not agree do"
-    assert not Verdict((0.2, 0.15, 0.25), 0.1).holds, "twice the CPU is too much in any weather"
+    assert not Verdict((0.127, 0.126, 0.126), 0.1).holds, "repeats that agree allow no further margin"
+    assert Verdict((0.127, 0.1, 0.15), 0.1).holds, "repeats that differ widen the margin"
+    assert not Verdict((0.2, 0.15, 0.25), 0.1).holds, "twice the CPU is too much for any spread"
 
 
 def test_the_limit_is_the_stored_ratio_with_the_margin_and_half_of_the_spread():
@@ -34,7 +34,7 @@ def test_the_limit_is_the_stored_ratio_with_the_margin_and_half_of_the_spread():
     assert verdict.limit == pytest.approx(0.1 * (1 + MARGIN + 0.2))
 
 
-def test_both_are_measured_in_turns_and_divided_run_by_run():
+def test_both_clients_are_measured_alternately_and_divided_run_by_run():
     order = []
 
     def run_one(cell):

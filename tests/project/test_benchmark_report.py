@@ -56,7 +56,7 @@ THEIRS = GOOD | {
 
 
 def good_run() -> list[Figures]:
-    """A run in which every goal is just met, or better."""
+    """Return a run in which every goal is just met or exceeded."""
     rows = [(s, c) for s in ("throughput", "throughput real") for c in ("100 B, 12 partitions",)]
     rows += [("throughput", "1000 B, 12 partitions"), ("memory", "100 B, 12 partitions")]
     rows += [("closed loop", c) for c in ("1 task, linger 0 ms", *goals.LOOPS)]
@@ -96,14 +96,14 @@ def changed(
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-def test_a_figure_is_shown_with_its_median_its_least_and_its_most():
+def test_a_figure_is_shown_with_its_median_minimum_and_maximum():
     figures = figures_of("throughput", OURS, "c", {"cpu_us": 3.0}, {"cpu_us": 0.5}, {"cpu_us": 1.25})
 
     assert figures.median("cpu_us") == 1.25
     assert figures.spread("cpu_us") == "**1.25** [0.50–3.00]"
 
 
-def test_figures_come_back_from_json_as_they_were():
+def test_figures_survive_a_round_trip_through_json():
     figures = figures_of("throughput", OURS, "c", {"cpu_us": 3.0})
 
     assert Figures.from_json(json.loads(json.dumps(figures.as_json()))) == figures
@@ -113,7 +113,7 @@ def test_figures_come_back_from_json_as_they_were():
 
 
 @pytest.mark.promise("Speed", "each goal from P1 to P11 is reported as met, or as NOT MET with the ratio")
-def test_there_are_eleven_goals_and_a_run_that_meets_them_meets_them_all():
+def test_there_are_eleven_goals_and_a_good_run_meets_all_of_them():
     found = judged(good_run())
 
     assert [*found] == [f"P{number}" for number in range(1, 12)]
@@ -147,7 +147,7 @@ def test_there_are_eleven_goals_and_a_run_that_meets_them_meets_them_all():
         ("P11", "services", "traces, recorded", {"client_us": 1.0}),
     ],
 )
-def test_a_goal_that_is_missed_is_not_met_and_no_other_is(goal, section, column, values):
+def test_a_missed_goal_is_not_met_and_does_not_affect_others(goal, section, column, values):
     found = judged(changed(good_run(), section, column, **values))
 
     assert {name for name, found_goal in found.items() if found_goal.verdict == NOT_MET} == {goal}
@@ -163,7 +163,7 @@ def test_a_goal_that_is_missed_is_not_met_and_no_other_is(goal, section, column,
         ("Arrow, acknowledged", {"records_per_s": 5.9e6}),
     ],
 )
-def test_send_many_has_bounds_of_its_own(row, values):
+def test_send_many_has_its_own_bounds(row, values):
     assert judged(changed(good_run(), "columns", KEYED, row, **values))["P4"].verdict == NOT_MET
 
 
@@ -193,7 +193,7 @@ def test_a_goal_without_its_peer_is_not_measured():
 
 
 @pytest.mark.promise("Speed", "each goal from P1 to P11 is reported as met, or as NOT MET with the ratio")
-def test_a_goal_that_is_missed_is_told_with_the_ratio():
+def test_a_missed_goal_is_reported_with_the_ratio():
     found = judged(changed(good_run(), "throughput", "1000 B, 12 partitions", cpu_us=1.5))
 
     assert found["P5"].lines()[:2] == [
@@ -225,7 +225,7 @@ def stored_run(figures: list[Figures], **changes: object) -> dict:
     return run | changes
 
 
-def test_a_table_has_clients_down_and_cases_across_or_the_other_way_round():
+def test_a_table_has_clients_as_rows_and_cases_as_columns_or_the_reverse():
     found = [figures_of("throughput", row, "100 B", GOOD) for row in (OURS, AIOKAFKA)]
     assert report.table("throughput", found).splitlines()[2:] == [
         "| | 100 B |",
@@ -319,7 +319,7 @@ def test_plots_without_figures_are_not_drawn(tmp_path):
     "replaces the stored one, and no text written by hand",
 )
 @pytest.mark.usefixtures("no_plots")
-def test_what_was_written_by_hand_stays_when_a_run_is_written(tmp_path, monkeypatch):
+def test_remarks_written_by_hand_stay_when_a_run_is_written(tmp_path, monkeypatch):
     remarks = tmp_path / "REMARKS.md"
     remarks.write_text("## Why P8 was missed\n\nBecause.\n")
     monkeypatch.setattr(report, "REMARKS", remarks)
@@ -331,7 +331,7 @@ def test_what_was_written_by_hand_stays_when_a_run_is_written(tmp_path, monkeypa
     assert remarks.read_text() == "## Why P8 was missed\n\nBecause.\n"
 
 
-def test_a_document_says_who_is_missing_and_that_it_was_interrupted():
+def test_a_document_names_missing_clients_and_says_if_it_was_interrupted():
     text = report.document(stored_run([], missing={JAVA: "there is no java"}, interrupted=True), [])
 
     assert "Not measured: Java (there is no java)." in text
@@ -342,7 +342,7 @@ def test_a_document_says_who_is_missing_and_that_it_was_interrupted():
     )
 
 
-def test_ratios_say_how_many_times_more_the_others_take():
+def test_ratios_show_how_many_times_more_the_other_clients_take():
     figures = [
         figures_of("throughput", OURS, "c", {"cpu_us": 0.5}),
         figures_of("throughput", AIOKAFKA, "c", {"cpu_us": 6.0}),
@@ -356,7 +356,7 @@ def test_ratios_say_how_many_times_more_the_others_take():
 
 @pytest.fixture
 def no_plots(monkeypatch) -> None:
-    """They take seconds, and have tests of their own."""
+    """Skip the plots, which take seconds and have their own tests."""
     monkeypatch.setattr(plots, "draw", lambda figures, directory: [])
 
 
@@ -369,7 +369,7 @@ def no_plots(monkeypatch) -> None:
     ("changes", "whole"), [({}, True), ({"interrupted": True}, False), ({"narrowed": True}, False)]
 )
 @pytest.mark.usefixtures("no_plots")
-def test_only_a_whole_run_takes_the_place_of_the_stored_one(changes, whole, tmp_path, monkeypatch, capsys):
+def test_only_a_whole_run_replaces_the_stored_one(changes, whole, tmp_path, monkeypatch, capsys):
     result = stored_run(good_run(), **changes)
     monkeypatch.setattr("sys.argv", ["bench.py"])
     monkeypatch.setattr(bench, "measure", lambda options: result)
@@ -395,7 +395,7 @@ def test_only_a_whole_run_takes_the_place_of_the_stored_one(changes, whole, tmp_
         (["--clients", f"{OURS},{AIOKAFKA}"], True),
     ],
 )
-def test_a_run_knows_whether_it_was_asked_for_all(arguments, narrowed):
+def test_a_run_records_whether_all_measurements_were_requested(arguments, narrowed):
     assert bench.asks_for_all(bench.parse(arguments)) != narrowed
 
 
@@ -420,7 +420,7 @@ def test_the_heading_names_the_loop(version, loop):
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_the_exit_status_tells_of_failures_and_of_missed_goals(tmp_path: Path, monkeypatch, capsys):
+def test_the_exit_status_reports_failures_and_missed_goals(tmp_path: Path, monkeypatch, capsys):
     figures = good_run()
     missed = stored_run(figures, goals=[{"verdict": NOT_MET}])
     figures[0].failures.append("no result")
@@ -434,14 +434,14 @@ def test_the_exit_status_tells_of_failures_and_of_missed_goals(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("arguments", [["--sections", "lags"], ["--clients", "librdkafka"]])
-def test_a_name_that_is_not_known_is_refused(arguments, capsys):
+def test_an_unknown_name_is_rejected(arguments, capsys):
     with pytest.raises(SystemExit):
         bench.parse(arguments)
 
     assert "unknown, expected some of" in capsys.readouterr().err
 
 
-def test_progress_is_a_line_for_each_section_where_there_is_no_terminal(capsys):
+def test_without_a_terminal_progress_is_a_line_for_each_section(capsys):
     progress = bench.Progress(30)
     cells = bench.cells(True, ["memory", "lag"], [OURS, AIOKAFKA])
     for done, cell in enumerate(cells):

@@ -1,4 +1,5 @@
-"""benchmarks/: the acknowledging broker, the real one that is read back, every kind of measurement, and its plan."""
+"""benchmarks/: the acknowledging broker, the real one whose log is read back, each kind of
+measurement, and the plan."""
 
 from __future__ import annotations
 
@@ -65,11 +66,11 @@ async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
 
 
 @pytest.mark.promise("Speed", "the benchmarks' acknowledging broker answers at once or after a given delay")
-async def test_the_acknowledging_broker_answers_after_the_delay_that_is_asked_for():
+async def test_the_acknowledging_broker_answers_after_the_requested_delay():
     with AckBroker("--topic", "t:1", "--delay-ms", "30") as broker:
         async with quick_producer(broker.bootstrap, delivery_timeout_ms=400_000) as producer:
             await producer.partitions_for("t")
-            began = time.perf_counter()  # uvloop's own clock counts milliseconds
+            began = time.perf_counter()  # uvloop's own clock counts in milliseconds
             await within(2, producer.send_and_wait("t", b"v"))
 
             assert time.perf_counter() - began >= 0.03
@@ -159,7 +160,7 @@ def test_columns_are_measured_with_a_broker_and_without(arrow):
 
 
 @pytest.mark.promise("Speed", "`send_many` is measured beside a bare stream that writes as many bytes")
-def test_the_bare_stream_writes_the_bytes_of_so_many_records():
+def test_the_bare_stream_writes_as_many_bytes_as_the_records_have():
     counted = []
 
     class CountingBroker(AckBroker):
@@ -197,7 +198,7 @@ IN_SERVICES = [OURS, AIOKAFKA, CALLBACK]
 @pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
 @pytest.mark.parametrize("client", IN_SERVICES)
 @pytest.mark.parametrize("work", services.WORKS)
-def test_what_services_add_is_measured_with_the_users_own_function(client, work):
+def test_the_cost_of_services_is_measured_with_the_users_own_function(client, work):
     result = run(
         Cell("services", work, client, Job("services", client, records=4000, warm_up=4000, work=work), 1)
     )
@@ -238,7 +239,7 @@ async def test_every_client_sends_the_same_values_and_headers(kafka_cluster, wor
         if work == services.HEADER:
             assert {record.headers for record in records} == {(services.ADDED,)}
         if work == services.RECORDING:
-            assert len({record.headers for record in records}) == LINES, "each record has a span of its own"
+            assert len({record.headers for record in records}) == LINES, "each record has its own span"
     assert sent[AIOKAFKA] == sent[CALLBACK]
     assert sent[OURS] == sent[CALLBACK]
     assert ("traceparent" in sent[OURS]) == bool(services.WORKS[work].sampler)
@@ -303,7 +304,7 @@ def test_a_loop_that_loses_a_record_is_not_measured(monkeypatch):
         runner.transformed(job, log)
 
 
-def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch):
+def test_a_peer_without_its_compiler_is_missing_and_says_why(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
     assert programs.prepare(FRANZ_GO) == "go is not on PATH"
@@ -311,7 +312,7 @@ def test_a_peer_whose_compiler_is_not_there_is_missing_and_says_why(monkeypatch)
     assert programs.prepare(AIOKAFKA) is None
 
 
-def test_a_peer_that_can_not_be_built_is_missing_and_says_why(tmp_path, monkeypatch):
+def test_a_peer_that_cannot_be_built_is_missing_and_says_why(tmp_path, monkeypatch):
     for name in ("go", "java", "javac"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
         (tmp_path / name).chmod(0o755)
@@ -337,9 +338,7 @@ def test_a_peer_that_can_not_be_built_is_missing_and_says_why(tmp_path, monkeypa
     ],
 )
 @pytest.mark.parametrize("client", [FRANZ_GO, JAVA])
-def test_peers_that_are_compiled_are_measured_where_they_can_be_and_else_left_out(
-    client, section, kind, figure
-):
+def test_compiled_peers_are_measured_where_possible_and_otherwise_left_out(client, section, kind, figure):
     reason = programs.prepare(client)
     options = bench.parse(["--quick", "--sections", section, "--clients", client])
 
@@ -369,7 +368,7 @@ def test_a_measurement_that_the_broker_did_not_count_fails(monkeypatch):
         run(Cell("closed loop", "small", OURS, job, 1))
 
 
-def test_a_measurement_that_fails_says_why_and_ends_no_other():
+def test_a_failed_measurement_says_why_and_does_not_affect_others():
     jobs = [Job("nonsense", OURS), Job("encoding", OURS, records=100_000)]
     figures: dict[Cell, Figures] = {}
     cells = [Cell("throughput", job.kind, OURS, job, 1) for job in jobs]
@@ -435,7 +434,7 @@ def test_a_real_kafka_is_read_back_and_counted():
         (dict.fromkeys(lines(100)[1:], 2), "more often"),
     ],
 )
-def test_what_is_read_back_has_every_value_as_often_as_it_was_sent(found, problem):
+def test_each_value_is_read_back_as_often_as_it_was_sent(found, problem):
     job = Job("pipelined", OURS)
     if problem is None:
         real_kafka.compare(Counter(found), job, 2 * LINES)
@@ -514,10 +513,10 @@ def test_repeats_are_interleaved_section_by_section():
     sections = [cell.section for cell in order]
     assert sections == sorted(sections, key=["throughput", "memory"].index)
     first_round = order[: sum(cell.section == "throughput" for cell in cells)]
-    assert len(set(first_round)) == len(first_round), "no cell is repeated before each had its turn"
+    assert len(set(first_round)) == len(first_round), "a cell is repeated before each was measured once"
 
 
-def test_a_quick_run_has_no_case_that_a_whole_one_has_not():
+def test_a_quick_run_is_a_part_of_a_whole_run():
     whole = {
         (cell.section, cell.column, cell.row) for cell in bench.cells(False, list(plan.SECTIONS), [*CLIENTS])
     }
@@ -529,7 +528,7 @@ def test_a_quick_run_has_no_case_that_a_whole_one_has_not():
     assert {section for section, _, _ in quick} == {*plan.SECTIONS}
 
 
-def test_the_programs_in_go_and_java_know_every_field_of_a_job_that_they_need():
+def test_the_fields_that_the_programs_in_go_and_java_read_are_fields_of_a_job():
     fields = json.loads(Job("pipelined", JAVA).as_argument()).keys()
     go, java = (programs.PEERS / name for name in ("franz.go", "JavaProducer.java"))
 
@@ -544,7 +543,7 @@ def json_names(source: str, before: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- TLS
 
 
-def test_the_comparison_over_tls_measures_each_client_in_turns_and_all_records_arrive(monkeypatch):
+def test_the_comparison_over_tls_alternates_between_clients_and_all_records_arrive(monkeypatch):
     rows, arrived = [], []
     measured = tls.measured
 
@@ -563,12 +562,14 @@ def test_the_comparison_over_tls_measures_each_client_in_turns_and_all_records_a
     figures = tls.compare(quick=True)
 
     assert rows == ["stream", "SSL", "PLAINTEXT"] * 2
-    assert arrived == [0, 11_000, 11_000] * 2, "10 MB after 1 MB to warm up; the stream's are thrown away"
+    assert arrived == [0, 11_000, 11_000] * 2, (
+        "10 MB after a warm-up of 1 MB; the bytes of the bare stream are discarded"
+    )
     assert {row: len(found) for row, found in figures.items()} == dict.fromkeys(tls.ROWS, 2)
     assert min(min(found) for found in figures.values()) > 0
 
 
-def test_the_table_of_the_comparison_over_tls_has_medians_and_what_they_are_to_the_bare_stream():
+def test_the_table_of_the_comparison_over_tls_has_medians_and_their_ratio_to_the_bare_stream():
     lines = tls.table({"stream": [1.0, 4.0, 2.0], "SSL": [5.0, 2.5, 3.0], "PLAINTEXT": [1.0]}).splitlines()
 
     assert lines[-3:] == [

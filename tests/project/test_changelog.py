@@ -15,7 +15,7 @@ TYPES = [kind["directory"] for kind in TOWNCRIER["type"]]
 
 
 def problems_of(fragment: Path) -> list[str]:
-    """Return what is wrong with a fragment."""
+    """Return the problems of a fragment."""
     name = re.fullmatch(r"(?:[1-9]\d*|\+[\w-]+)\.(\w+)(?:\.\d+)?\.md", fragment.name)
     if name is None:
         return [f"{fragment.name} is not named NUMBER.TYPE.md or +WORD.TYPE.md"]
@@ -51,7 +51,7 @@ def test_each_fragment_has_a_known_type_and_a_sentence():
         ("+site.added.md", "- It works now.", "+site.added.md does not consist of sentences"),
     ],
 )
-def test_a_wrong_fragment_is_found(tmp_path, name, text, problem):
+def test_an_invalid_fragment_is_found(tmp_path, name, text, problem):
     fragment = tmp_path / name
     fragment.write_text(text)
 

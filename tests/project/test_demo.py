@@ -1,4 +1,4 @@
-"""examples/flights_demo.py as its user sees it, and its proof with planted corruption."""
+"""examples/flights_demo.py as a user runs it, and its proof, which is given planted corruption."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 PARTITIONS = 12
 DEADLINE = 60_000 * MS
-"""Seconds for a whole run of the demo."""
+"""The time limit in seconds for a whole run of the demo."""
 
 
-# ------------------------------------------------------------------------------------------ the whole, as a process
+# ------------------------------------------------------------------------------------- the whole demo, as a process
 
 
 class Demo:
@@ -62,7 +62,7 @@ class Demo:
         for line in self.process.stderr:
             if line.startswith(beginning):
                 return
-        raise AssertionError(f"the demo ended without saying {beginning!r}: {self.finish()}")
+        raise AssertionError(f"the demo ended without the progress line {beginning!r}: {self.finish()}")
 
     def finish(self) -> tuple[int, str, str]:
         """Return the exit status, the rest of stdout, and stderr."""
@@ -87,7 +87,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 @contextmanager
 def cluster_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """An embedded cluster in the role of the user's own: its address and its process."""
+    """An embedded cluster that acts as the user's own: its address and its process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "aioproducer.testing", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
@@ -116,7 +116,7 @@ def is_alive(pid: int) -> bool:
 
 
 def table_of(out: str) -> dict[str, str]:
-    """Return the value and the remark of each line of the report, by name."""
+    """Return the value and the remark of each line of the report, by the line's name."""
     lines = [
         re.split(r" {2,}", line.strip(), maxsplit=1) for line in out.splitlines() if line.startswith("  ")
     ]
@@ -137,7 +137,7 @@ def number(text: str) -> float:
     "the demo reports records, bytes, batches, mean size, requests, retries, p50/p99/max time to ack and "
     "CPU per record",
 )
-def test_flights_sent_to_the_embedded_cluster_are_proved_and_reported():
+def test_flights_sent_to_the_embedded_cluster_are_verified_and_reported():
     flights = load(5_000, lambda _: None)
 
     status, out, err = run("--limit", "5000")
@@ -161,7 +161,7 @@ def test_flights_sent_to_the_embedded_cluster_are_proved_and_reported():
 
 
 @pytest.mark.parametrize("codec", ["gzip", "zstd"])
-def test_compressed_batches_are_proved_too(codec):
+def test_compressed_batches_are_verified(codec):
     status, out, err = run("--limit", "2000", "--compression", codec)
 
     table = table_of(out)
@@ -174,7 +174,7 @@ def test_compressed_batches_are_proved_too(codec):
     "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
 )
 @pytest.mark.apache
-def test_flights_sent_to_a_real_kafka_are_proved_too(apache_kafka):
+def test_flights_sent_to_a_real_kafka_are_verified(apache_kafka):
     status, out, err = run("--limit", "5000", "--kafka", apache_kafka.bootstrap_servers)
 
     table = table_of(out)
@@ -202,7 +202,7 @@ def test_the_demo_starts_a_real_kafka_by_itself_and_ends_it():
 
 
 @pytest.mark.promise("Demo and pipeline", "Ctrl-C stops the demo cleanly, and it still prints the report")
-def test_ctrl_c_in_the_middle_still_reports_and_leaves_no_process():
+def test_ctrl_c_during_a_run_still_reports_and_leaves_no_process():
     with running_demo("--limit", "200000") as demo:
         demo.wait_for_progress("preparing: ")
         children = children_of(demo.process.pid)
@@ -229,8 +229,8 @@ def test_ctrl_c_before_anything_was_sent_says_so():
     assert "interrupted" in err
 
 
-async def test_preparation_that_nobody_wants_any_more_ends_though_no_broker_answers():
-    """Ctrl-C once took half a minute, the time limit of two answers, because the cluster had already ended."""
+async def test_an_interrupted_preparation_ends_even_if_no_broker_answers():
+    """Ctrl-C once took half a minute, the timeout of two responses, because the cluster had already ended."""
     interrupt = Interrupt()
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         silent.setblocking(False)
@@ -269,7 +269,7 @@ def test_ctrl_c_twice_ends_a_demo_whose_cluster_is_frozen():
 @pytest.mark.promise(
     "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
 )
-def test_an_address_where_nobody_listens_is_a_clear_error():
+def test_an_address_without_a_listener_is_a_clear_error():
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -301,7 +301,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text):
 
 
 async def run_here(cluster: EmbeddedCluster, *arguments: str) -> int:
-    """Run the demo in this process, as for a cluster of the user's own."""
+    """Run the demo in this process, as for a cluster of the user."""
     options = flights_demo.arguments(
         ["--kafka", cluster.bootstrap_servers, "--limit", "3000", "--topic", "flights", *arguments]
     )
@@ -311,7 +311,7 @@ async def run_here(cluster: EmbeddedCluster, *arguments: str) -> int:
 @pytest.mark.promise(
     "Demo and pipeline", "the demo reads back from the offsets noted at the start, and deletes no topic"
 )
-async def test_a_topic_may_be_used_again_from_where_it_ends(kafka_cluster, capsys):
+async def test_a_topic_may_be_used_again_from_its_end_on(kafka_cluster, capsys):
     assert await run_here(kafka_cluster) == 0
     assert await run_here(kafka_cluster) == 0
 
@@ -319,8 +319,8 @@ async def test_a_topic_may_be_used_again_from_where_it_ends(kafka_cluster, capsy
     assert number(table_of(capsys.readouterr().out)["read back"]) == 3_000
 
 
-async def test_the_demo_gives_the_signals_back(kafka_cluster):
-    """uvloop does not restore the handlers: SIGTERM could no longer end the process that ran the demo."""
+async def test_the_demo_restores_the_signal_handlers(kafka_cluster):
+    """uvloop does not restore them: SIGTERM could no longer end the process that ran the demo."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
 
@@ -338,7 +338,7 @@ async def test_a_topic_with_another_number_of_partitions_is_refused(kafka_cluste
     assert await run_here(kafka_cluster, "--partitions", "3") == 0
 
 
-async def test_where_createtopics_is_refused_the_cluster_makes_the_topic(capsys):
+async def test_if_createtopics_is_rejected_the_cluster_creates_the_topic(capsys):
     async with EmbeddedCluster(default_partitions=4) as cluster:
         cluster.faults.add(ApiKey.CREATE_TOPICS, error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, count=2)
 
@@ -354,7 +354,7 @@ async def test_where_createtopics_is_refused_the_cluster_makes_the_topic(capsys)
     "the demo's proof finds every record that is lost, changed, duplicated, out of order or in another "
     "partition",
 )
-async def test_a_value_that_was_changed_on_its_way_fails_the_demo(kafka_cluster, capsys, monkeypatch):
+async def test_a_value_that_was_changed_in_transit_fails_the_demo(kafka_cluster, capsys, monkeypatch):
     send_flights = flights_demo.send_flights
 
     async def send_other_than_remembered(producer, topic, flights, interrupt):
@@ -371,7 +371,7 @@ async def test_a_value_that_was_changed_on_its_way_fails_the_demo(kafka_cluster,
     assert "the proof FAILED" in captured.err
 
 
-async def test_records_that_the_cluster_deleted_are_told_from_records_that_got_lost(
+async def test_records_deleted_by_the_cluster_are_distinguished_from_lost_ones(
     kafka_cluster, capsys, monkeypatch
 ):
     send_flights = flights_demo.send_flights
@@ -389,7 +389,7 @@ async def test_records_that_the_cluster_deleted_are_told_from_records_that_got_l
     assert number(table_of(out)["records"]) == 3_000
 
 
-# ----------------------------------------------------------------------------------------- the proof, fed by hand
+# --------------------------------------------------------------------------------- the proof with made-up records
 
 
 def flight(row: int, key: bytes) -> Flight:
@@ -398,7 +398,7 @@ def flight(row: int, key: bytes) -> Flight:
 
 
 def delivered() -> tuple[Sent, list[ReadRecord]]:
-    """Nine flights of three keys, all delivered, and what a consumer would read."""
+    """Return nine flights of three keys, all delivered, and the records that a consumer would read."""
     sent = Sent([flight(row, b"UA%d" % (row % 3)) for row in range(9)])
     ends = [0] * PARTITIONS
     records = []
@@ -467,7 +467,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[list[ReadRecord]], list[ReadRecord]], dic
     "the demo's proof finds every record that is lost, changed, duplicated, out of order or in another "
     "partition",
 )
-def test_the_proof_finds_nothing_wrong_with_what_was_sent():
+def test_the_proof_finds_nothing_wrong_with_records_stored_as_sent():
     assert judged(*delivered()) == {}
 
 
@@ -477,14 +477,14 @@ def test_the_proof_finds_nothing_wrong_with_what_was_sent():
     "partition",
 )
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
-def test_the_proof_convicts(corruption):
+def test_the_proof_finds_each_corruption(corruption):
     sent, records = delivered()
     change, findings = CORRUPTIONS[corruption]
 
     assert judged(sent, change(records)) == findings
 
 
-def test_a_record_that_was_refused_or_never_sent_must_not_be_there():
+def test_a_record_that_was_rejected_or_never_sent_must_not_be_stored():
     sent, records = delivered()
     sent.states[7] = State.FAILED
     sent.states[8] = State.NOT_SENT
@@ -493,7 +493,7 @@ def test_a_record_that_was_refused_or_never_sent_must_not_be_there():
     assert judged(sent, records[:7]) == {}
 
 
-def test_a_record_of_unknown_outcome_may_be_there_or_not():
+def test_a_record_with_an_unknown_outcome_may_be_stored_or_not():
     sent, records = delivered()
     sent.states[4] = State.UNKNOWN
 
@@ -501,7 +501,7 @@ def test_a_record_of_unknown_outcome_may_be_there_or_not():
     assert judged(sent, records[:4] + records[5:]) == {}
 
 
-def test_many_findings_of_one_kind_are_counted_and_only_some_told():
+def test_many_findings_of_one_kind_are_counted_and_only_some_are_reported():
     sent, records = delivered()
     proof = Proof(sent, PARTITIONS)
 

@@ -1,4 +1,4 @@
-"""DESIGN.md and the promises on the tests: each test that is named exists, each mark has a text, and each module has
+"""DESIGN.md and the promises on the tests: each named test exists, each mark has a text, and each module has
 its line in the file map."""
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def existing_tests() -> set[str]:
 
 
 @pytest.mark.promise("Docs", "each promise is a mark on its tests, and `make promises` prints them all")
-def test_every_test_that_the_design_names_exists():
+def test_every_test_named_in_the_design_exists():
     named = names_in((ROOT / "DESIGN.md").read_text())
 
     assert named
     assert named - existing_tests() == set()
 
 
-def test_a_name_that_does_not_exist_is_found_out():
+def test_a_name_that_does_not_exist_is_found():
     assert names_in("`test_that_is_not_there`") - existing_tests() == {"test_that_is_not_there"}
 
 
@@ -57,7 +57,7 @@ def found() -> dict[Promise, list[str]]:
 
 
 def alike(found: Iterable[Promise]) -> list[tuple[str, str]]:
-    """Pairs of texts that are probably one promise in two spellings, or in two sections."""
+    """Return pairs of texts that are probably one promise in two spellings, or in two sections."""
     texts = [promise.text.casefold() for promise in found]
     return [
         (text, other)
@@ -67,8 +67,8 @@ def alike(found: Iterable[Promise]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.promise("Docs", "each promise is a mark on its tests, and `make promises` prints them all")
-def test_each_promise_has_a_section_and_a_text_that_no_other_resembles(found):
-    assert len(found) > 300, "reading the marks missed most of them"
+def test_each_promise_has_a_section_and_a_distinctive_text(found):
+    assert len(found) > 300, "most marks were not read"
     assert {promise.section for promise in found} == set(SECTIONS)
     assert alike(found) == []
 
@@ -127,7 +127,7 @@ class TestTwo:
         'pytestmark = pytest.mark.promise("Records", "one")',
     ],
 )
-def test_a_mark_that_says_nothing_is_an_error(source):
+def test_a_mark_without_a_text_is_an_error(source):
     with pytest.raises(MarkError, match=r"^test_file\.py:\d+: "):
         list(marks_in(source, "test_file.py"))
 
@@ -162,7 +162,7 @@ def test_pytest_sees_the_promises_that_are_printed(request, found):
 
 
 def mapped_modules(text: str) -> list[str]:
-    """The modules that the file map has a line for, by their dotted names in the package."""
+    """Return the dotted names of the modules that have a line in the file map."""
     block = text.split("## File map")[1].split("```")[1]
     found, room = [], ""
     for line in block.strip("\n").splitlines():

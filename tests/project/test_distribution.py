@@ -1,4 +1,4 @@
-"""The source distribution can be built, tested and read without git, and the metadata is what indexes accept."""
+"""The source distribution can be built, tested and read without git, and indexes accept its metadata."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sdist(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_source_distribution_has_what_git_tracks(sdist):
+def test_the_source_distribution_has_the_files_that_git_tracks(sdist):
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     expected = {name for name in tracked.splitlines() if not name.startswith(NOT_DISTRIBUTED)}
     with tarfile.open(sdist[0]) as archive:
@@ -67,12 +67,13 @@ import pkgutil, site, sys
 site.addsitedir(sys.argv[1])
 print([module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")])
 """
-"""Lists the data sources as Spark does (pyspark/sql/worker/lookup_data_sources.py)."""
+"""A script that lists the data sources as Spark does (pyspark/sql/worker/lookup_data_sources.py)."""
 
 
 @pytest.mark.promise("Spark", "an editable install registers the data source, too")
 def test_an_editable_install_lists_the_module_that_spark_looks_for(tmp_path):
-    """An install with a finder can import the module, but not list it. Without setup.py, nothing is compiled here."""
+    """An install with a finder could import the module, but not list it. Without setup.py,
+    this test compiles nothing."""
     project, wheels, installed = (tmp_path / name for name in ("project", "wheels", "installed"))
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     for package in settings["packages"]:
@@ -97,7 +98,7 @@ def test_an_editable_install_lists_the_module_that_spark_looks_for(tmp_path):
     assert looked.stdout.strip() == "['pyspark_aioproducer']"
 
 
-def test_all_addresses_of_the_project_are_the_same_two():
+def test_all_addresses_of_the_project_begin_with_that_of_its_source_or_documentation():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     source = project["urls"]["Source"]
 

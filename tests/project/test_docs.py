@@ -34,7 +34,7 @@ def run_page(path, command="run"):
     try:
         told, _ = runner.communicate(timeout=180_000 * MS)
     except BaseException:
-        os.killpg(runner.pid, signal.SIGKILL)  # with the tests and the brokers that the page started
+        os.killpg(runner.pid, signal.SIGKILL)  # also the tests and brokers that the page started
         runner.communicate()
         raise
     return runner.returncode, told
@@ -61,14 +61,14 @@ def page_as_parameter(path):
 
 @pytest.mark.promise("Coming from other clients", "examples and guides do what they say")
 @pytest.mark.parametrize("name", [page_as_parameter(path) for path in docs_pages.pages()])
-def test_page_does_what_it_says(name):
+def test_the_code_of_a_page_works(name):
     status, told = run_page(ROOT / name)
 
     assert status == 0, told
 
 
 @pytest.mark.promise("Coming from other clients", "examples and guides do what they say")
-def test_few_blocks_are_not_run_and_each_says_why():
+def test_only_a_few_blocks_are_not_run_and_each_says_why():
     left_out = {
         block.place: block.not_run
         for page in docs_pages.pages()
@@ -87,7 +87,7 @@ def test_every_guide_is_in_the_index():
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
 
 
-def test_each_number_of_the_metrics_is_explained():
+def test_each_figure_of_the_metrics_is_explained():
     guide = (ROOT / "docs" / "operations.md").read_text()
     rows = "".join(line for line in guide.splitlines() if line.startswith("|"))
 
@@ -99,7 +99,7 @@ def test_each_number_of_the_metrics_is_explained():
 # --------------------------------------------------------------------------------------------------- the runner
 
 
-def test_blocks_of_a_page_go_on_from_one_another_on_one_loop(page):
+def test_blocks_of_a_page_share_their_names_and_one_loop(page):
     path = page("""
         <!-- python
         rows = [b"1", b"2"]
@@ -172,14 +172,14 @@ def test_a_client_that_blocks_does_not_stop_the_cluster(page):
         ("<!-- not run: needs AWS -->\n\n~~~python\nx = = 1\n~~~\n", "SyntaxError"),
     ],
 )
-def test_page_that_is_wrong_fails(page, text, problem):
+def test_a_page_with_a_mistake_fails(page, text, problem):
     status, told = run_page(page(text))
 
     assert status == 1
     assert problem in told
 
 
-def test_what_is_marked_is_not_run_and_output_may_be_left_out(page):
+def test_marked_blocks_are_not_run_and_output_may_be_left_out(page):
     path = page("""
         <!-- not run: needs AWS -->
 
@@ -246,7 +246,7 @@ def test_files_of_a_page_are_imported_by_its_blocks_and_tests(page):
     assert "1 passed" in told
 
 
-def test_other_ports_are_left_alone_unless_they_are_given_a_meaning():
+def test_other_ports_are_not_replaced_unless_they_are_configured():
     runner = docs_runner.Docs.__new__(docs_runner.Docs)
     runner.addresses = {"kafka:9093": "127.0.0.1:1"}
     runner.cluster = type("Cluster", (), {"bootstrap_servers": "127.0.0.1:2"})
@@ -258,7 +258,7 @@ def test_other_ports_are_left_alone_unless_they_are_given_a_meaning():
     assert told == "'127.0.0.1:2' '127.0.0.1:2' '127.0.0.1:1' 'localhost:9999' '::1' x[1:9092]"
 
 
-def test_types_are_checked_and_a_complaint_has_the_pages_line(page, tmp_path, capfd):
+def test_types_are_checked_and_an_error_has_the_line_of_the_page(page, tmp_path, capfd):
     path = page("# Title\n\n~~~python\nfrom aioproducer import Producer\n\nProducer(linger_ms='5')\n~~~\n")
 
     status = docs_runner.check(tmp_path / "extracted", [path])
@@ -267,7 +267,7 @@ def test_types_are_checked_and_a_complaint_has_the_pages_line(page, tmp_path, ca
     assert "page_page.py:6: error: Argument" in capfd.readouterr().out
 
 
-def test_two_pages_may_not_have_files_of_one_name(page, tmp_path):
+def test_two_pages_must_not_have_files_with_the_same_name(page, tmp_path):
     pages = [page("~~~python\n# app.py\nx = 1\n~~~\n", name) for name in ("a.md", "b.md")]
 
     with pytest.raises(ValueError, match=r"b\.md:2: another page has a file app\.py"):

@@ -1,4 +1,5 @@
-"""docs/error-table.md shows the error table as it is: `python -m tests.project.test_error_table` prints it again."""
+"""docs/error-table.md shows the current error table. `python -m tests.project.test_error_table`
+prints it for the guide."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def lines(name: str, rules: tuple[Rule, ...]) -> list[str]:
 
 
 def table() -> str:
-    """The whole table in Markdown, API by API."""
+    """Return the whole table in Markdown, one section for each API."""
     head = ["| answer | if | then | persisted |", "|---|---|---|---|"]
     text: list[str] = []
     for api, unknown in UNKNOWN_CODES.items():
@@ -51,7 +52,7 @@ def shown() -> str:
     return page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
 
 
-def test_the_guide_shows_the_table_as_it_is():
+def test_the_guide_shows_the_current_table():
     assert shown().strip() == table().strip()
 
 

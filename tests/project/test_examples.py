@@ -1,4 +1,4 @@
-"""The examples as their users run them: as processes, with real sockets and a cluster on this machine."""
+"""The examples as users run them: as processes, with real sockets and a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
 """The examples run on their own loops, so the loop of the tests does not matter."""
 
 
-# ------------------------------------------------------------------------------------------ what all of them do
+# ----------------------------------------------------------------------------------- properties of all examples
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -99,7 +99,7 @@ async def test_uvloop_is_used_where_it_is_installed_and_not_required(script, is_
 
 @pytest.mark.parametrize("script", NEED_KAFKA)
 @one_loop
-async def test_without_a_broker_it_says_so_and_where_it_looked(script):
+async def test_without_a_broker_it_says_so_and_names_the_address(script):
     nobody = f"127.0.0.1:{dead_port()}"
 
     status, _, err = await run(script, "--bootstrap-servers", nobody, "--patience", 0.3)
@@ -112,14 +112,14 @@ async def test_without_a_broker_it_says_so_and_where_it_looked(script):
 
 @pytest.mark.parametrize("script", NEED_KAFKA)
 @one_loop
-async def test_ctrl_c_while_it_waits_for_a_broker_ends_it(script):
+async def test_ctrl_c_during_the_wait_for_a_broker_ends_it(script):
     async with EmbeddedCluster() as cluster:
         cluster.freeze_broker(0)
         async with running(
             script, "--bootstrap-servers", cluster.bootstrap_servers, "--patience", 60
         ) as example:
             async with asyncio.timeout(DEADLINE * 1000 * MS):
-                while not cluster.broker(0).connection_count:  # noqa: ASYNC110  # no event tells
+                while not cluster.broker(0).connection_count:  # noqa: ASYNC110  # there is no event to wait for
                     await asyncio.sleep(MS)
 
             status, _, err = await example.finish(signal.SIGINT)
@@ -156,7 +156,7 @@ async def service(cluster: EmbeddedCluster, *arguments: object) -> AsyncIterator
 
 
 @one_loop
-async def test_the_service_answers_many_clients_once_kafka_has_their_orders():
+async def test_the_service_answers_many_clients_once_kafka_has_stored_their_orders():
     async with EmbeddedCluster(3, topics={"orders": 4}) as cluster, service(cluster) as (example, address):
 
         async def customer(number: int) -> list[str]:
@@ -178,7 +178,7 @@ async def test_the_service_answers_many_clients_once_kafka_has_their_orders():
 
 
 @one_loop
-async def test_the_service_says_what_a_client_has_to_do():
+async def test_the_answers_of_the_service_say_what_a_client_has_to_do():
     async with EmbeddedCluster(topics={"orders": 1}) as cluster, service(cluster) as (example, address):
         async with client_of(address) as client:
             answers = [
@@ -199,7 +199,7 @@ async def test_the_service_says_what_a_client_has_to_do():
 
 
 @one_loop
-async def test_the_service_tells_a_client_when_nobody_knows():
+async def test_the_service_reports_an_unknown_outcome_to_the_client():
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
         async with service(cluster, "--patience", 0.5) as (example, address), client_of(address) as client:
             assert (await ask(client, b'{"customer": "ann"}')).startswith("stored:")
@@ -213,7 +213,7 @@ async def test_the_service_tells_a_client_when_nobody_knows():
 
 
 @one_loop
-async def test_the_service_answers_what_it_has_read_before_it_ends():
+async def test_the_service_answers_the_requests_that_it_has_read_before_it_ends():
     async with EmbeddedCluster(topics={"orders": 1}) as cluster, service(cluster) as (example, address):
         async with client_of(address) as client, client_of(address) as idle:
             await ask(client, b'{"customer": "ann"}')
@@ -222,7 +222,7 @@ async def test_the_service_answers_what_it_has_read_before_it_ends():
             asking = asyncio.create_task(ask(client, b'{"customer": "bob"}'))
             await within(DEADLINE, held.reached())
             example.process.send_signal(signal.SIGTERM)
-            assert await within(DEADLINE, idle[0].read()) == b""  # an idle connection is closed at once
+            assert await within(DEADLINE, idle[0].read()) == b""  # an idle connection is closed immediately
             release.set()
 
             assert (await asking).startswith("stored: orders-0@1")
@@ -246,7 +246,7 @@ async def shop(
 
 
 @one_loop
-async def test_the_web_application_stores_orders_and_takes_clicks():
+async def test_the_web_application_stores_orders_and_accepts_clicks():
     async with (
         EmbeddedCluster(3, topics={"orders": 4, "clicks": 2}) as cluster,
         shop(cluster) as (example, client),
@@ -271,7 +271,7 @@ async def test_the_web_application_stores_orders_and_takes_clicks():
         assert 'outcome="unknown",topic="orders"} 0.0' in metrics.text
         assert bad.status_code == 422
         assert "100 delivered, 0 not" in err
-        assert status in (0, -signal.SIGTERM)  # uvicorn raises the signal again once it has ended
+        assert status in (0, -signal.SIGTERM)  # uvicorn raises the signal again after it has shut down
 
 
 @pytest.mark.parametrize("is_installed", [True, False], ids=["uvloop", "without uvloop"])
@@ -332,7 +332,7 @@ async def test_the_web_application_answers_503_and_504_when_kafka_fails():
 
 
 @one_loop
-async def test_the_web_application_comes_up_without_kafka_and_is_ready_when_kafka_is():
+async def test_the_web_application_starts_without_kafka_and_is_ready_when_kafka_is():
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
         cluster.freeze_broker(0)
         async with shop(cluster, "--patience", 0.4) as (example, client):
@@ -341,7 +341,7 @@ async def test_the_web_application_comes_up_without_kafka_and_is_ready_when_kafk
             lost = await client.post("/orders", json=order)
             cluster.thaw_broker(0)
             async with asyncio.timeout(DEADLINE * 1000 * MS):
-                while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110  # no event tells
+                while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110  # there is no event to wait for
                     await asyncio.sleep(10 * MS)
             stored = await client.post("/orders", json=order)
             await example.finish(signal.SIGTERM)
@@ -356,7 +356,7 @@ async def test_the_web_application_comes_up_without_kafka_and_is_ready_when_kafk
     "Observability", "a FastAPI application runs under uvicorn with Prometheus and OpenTelemetry, unchanged"
 )
 @one_loop
-async def test_an_order_is_one_trace_from_the_request_to_the_acknowledgement():
+async def test_an_order_has_one_trace_from_the_request_to_the_acknowledgement():
     with Collector() as collector:
         async with EmbeddedCluster(topics={"orders": 1}) as cluster:
             process = await asyncio.create_subprocess_exec(
@@ -398,7 +398,7 @@ async def test_an_order_is_one_trace_from_the_request_to_the_acknowledgement():
 
 
 @one_loop
-async def test_the_web_application_answers_the_requests_it_has_before_it_ends():
+async def test_the_web_application_answers_pending_requests_before_it_ends():
     async with EmbeddedCluster(topics={"orders": 1}) as cluster, shop(cluster) as (example, client):
         await client.post("/orders", json={"customer": "ann", "item": 1})
         release = asyncio.Event()
@@ -415,7 +415,7 @@ async def test_the_web_application_answers_the_requests_it_has_before_it_ends():
 
 
 @one_loop
-async def test_the_web_application_sends_what_is_buffered_before_it_ends():
+async def test_the_web_application_sends_buffered_records_before_it_ends():
     async with EmbeddedCluster(topics={"clicks": 1}) as cluster, shop(cluster) as (example, client):
         release = asyncio.Event()
         cluster.faults.add(PRODUCE, hold=release, count=1_000_000)
@@ -436,7 +436,7 @@ async def test_the_web_application_sends_what_is_buffered_before_it_ends():
 
 
 def numbers_in(out: str) -> dict[str, int]:
-    """The report of fan_in.py."""
+    """Return the figures in the report of fan_in.py."""
     words = out.replace(",", "").split()
     return {
         "accepted": int(words[words.index("accepted") - 2]),
@@ -448,7 +448,7 @@ def numbers_in(out: str) -> dict[str, int]:
 
 
 @one_loop
-async def test_fan_in_waits_and_loses_nothing_and_stays_within_its_buffer():
+async def test_fan_in_waits_loses_nothing_and_stays_within_its_buffer():
     async with EmbeddedCluster(3, topics={"readings": 6}) as cluster:
         options = ["--tasks", 300, "--readings", 20, "--buffer-memory", 65536]
         status, out, err = await run("fan_in", "--bootstrap-servers", cluster.bootstrap_servers, *options)
@@ -467,7 +467,7 @@ async def test_fan_in_waits_and_loses_nothing_and_stays_within_its_buffer():
 
 
 @one_loop
-async def test_fan_in_may_drop_instead_and_delivers_what_it_accepted():
+async def test_fan_in_may_drop_records_instead_and_delivers_the_accepted_ones():
     async with EmbeddedCluster(3, topics={"readings": 6}) as cluster:
         options = ["--tasks", 300, "--readings", 20, "--buffer-memory", 65536, "--policy", "drop"]
         status, out, err = await run("fan_in", "--bootstrap-servers", cluster.bootstrap_servers, *options)
@@ -501,7 +501,7 @@ async def test_ctrl_c_ends_fan_in_quickly():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @one_loop
-async def test_what_was_accepted_before_the_signal_is_delivered(number, tmp_path):
+async def test_jobs_accepted_before_the_signal_are_delivered(number, tmp_path):
     journal, spill = tmp_path / "accepted.txt", tmp_path / "undelivered.jsonl"
     options = ["--rate", 5000, "--journal", journal, "--spill", spill]
     async with EmbeddedCluster(3, topics={"jobs": 3}) as cluster:
@@ -510,7 +510,7 @@ async def test_what_was_accepted_before_the_signal_is_delivered(number, tmp_path
         ) as example:
             await example.line("working")
             async with asyncio.timeout(DEADLINE * 1000 * MS):
-                while len(cluster.records("jobs")) < 500:  # noqa: ASYNC110  # no event tells
+                while len(cluster.records("jobs")) < 500:  # noqa: ASYNC110  # there is no event to wait for
                     await asyncio.sleep(MS)
             release = asyncio.Event()
             held = cluster.faults.add(PRODUCE, hold=release, count=1_000_000)
@@ -530,7 +530,7 @@ async def test_what_was_accepted_before_the_signal_is_delivered(number, tmp_path
 
 
 @one_loop
-async def test_what_kafka_did_not_take_in_time_is_in_the_file(tmp_path):
+async def test_jobs_that_kafka_did_not_store_in_time_are_in_the_file(tmp_path):
     journal, spill = tmp_path / "accepted.txt", tmp_path / "undelivered.jsonl"
     options = ["--rate", 2000, "--journal", journal, "--spill", spill, "--grace", 0.3]
     async with EmbeddedCluster(topics={"jobs": 1}) as cluster:
@@ -538,11 +538,11 @@ async def test_what_kafka_did_not_take_in_time_is_in_the_file(tmp_path):
             "graceful_shutdown", "--bootstrap-servers", cluster.bootstrap_servers, *options
         ) as example:
             async with asyncio.timeout(DEADLINE * 1000 * MS):
-                while len(cluster.records("jobs")) < 100:  # noqa: ASYNC110  # no event tells
+                while len(cluster.records("jobs")) < 100:  # noqa: ASYNC110  # there is no event to wait for
                     await asyncio.sleep(MS)
                 cluster.freeze_broker(0)
                 frozen_at = journal.stat().st_size
-                while journal.stat().st_size < frozen_at + 1000:  # noqa: ASYNC110  # no event tells
+                while journal.stat().st_size < frozen_at + 1000:  # noqa: ASYNC110  # there is no event to wait for
                     await asyncio.sleep(MS)
             status, out, _ = await example.finish(signal.SIGTERM)
         cluster.thaw_broker(0)
@@ -553,7 +553,7 @@ async def test_what_kafka_did_not_take_in_time_is_in_the_file(tmp_path):
         assert status == 1
         assert f"accepted {len(accepted)}, delivered {len(accepted) - len(spilt)}, " in out
         assert delivered | {job["job"] for job in spilt} == set(accepted)
-        # What is called not in the log is not there; of the rest nobody knows.
+        # A job that is marked as not in the log is not there; the outcome of the other ones is unknown.
         assert not delivered & {job["job"] for job in spilt if not job["may be in the log"]}
         assert {job["may be in the log"] for job in spilt} == {True, False}
 
@@ -562,7 +562,7 @@ async def test_what_kafka_did_not_take_in_time_is_in_the_file(tmp_path):
 
 
 @one_loop
-async def test_the_same_code_does_the_same_with_both_clients():
+async def test_the_same_code_has_the_same_effect_with_both_clients():
     async with EmbeddedCluster(3) as cluster:
         for way in ("aiokafka", "aioproducer", "anew"):
             cluster.create_topic(f"moving-{way}", 3)
@@ -585,12 +585,13 @@ async def test_the_same_code_does_the_same_with_both_clients():
             for way in ("aiokafka", "aioproducer", "anew")
         ]
         assert logs[0] == logs[1]
-        # Sent in one go instead of the last one later: the same records, each customer's in order.
+        # The last way sends all records first and waits later: the same records, with those
+        # of each customer in order.
         assert logs[0] == logs[2]
 
 
 @one_loop
-async def test_moving_from_aiokafka_needs_no_aiokafka_in_the_end(tmp_path):
+async def test_after_the_move_aiokafka_is_no_longer_needed(tmp_path):
     async with EmbeddedCluster() as cluster:
         (tmp_path / "aiokafka.py").write_text("raise ImportError('not installed')\n")
         options = ["--bootstrap-servers", cluster.bootstrap_servers]
@@ -610,7 +611,7 @@ async def test_moving_from_aiokafka_needs_no_aiokafka_in_the_end(tmp_path):
 
 
 @one_loop
-async def test_each_forked_worker_sends_with_its_own_producer_and_the_end_loses_nothing():
+async def test_each_forked_worker_has_its_own_producer_and_shutdown_loses_nothing():
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
         options = ["--bootstrap-servers", cluster.bootstrap_servers, "--port", 0, "--workers", 3]
         async with (
@@ -634,7 +635,7 @@ async def test_each_forked_worker_sends_with_its_own_producer_and_the_end_loses_
 
 
 @one_loop
-async def test_workers_come_up_without_kafka_and_say_that_nothing_was_sent():
+async def test_workers_start_without_kafka_and_report_that_nothing_was_sent():
     options = ["--bootstrap-servers", f"127.0.0.1:{dead_port()}", "--port", 0, "--patience", 0.2]
     async with running("wsgi_workers", *options) as example, httpx.AsyncClient(timeout=DEADLINE) as client:
         url = f"http://127.0.0.1:{await example.line('listening on port ')}"
@@ -672,7 +673,7 @@ async def test_a_faststream_app_publishes_with_aioproducer():
 
 
 @one_loop
-async def test_a_faststream_app_goes_on_after_a_record_that_fails():
+async def test_a_faststream_app_continues_after_a_failed_record():
     async with EmbeddedCluster(topics={"orders": 1, "receipts": 1}) as cluster:
         cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION, topic="receipts")
         options = ["--bootstrap-servers", cluster.bootstrap_servers, "--count", 1]

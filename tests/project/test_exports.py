@@ -75,8 +75,8 @@ def test_everything_in_all_can_be_imported(name):
         assert getattr(module, exported) is not None
 
 
-def test_all_is_what_a_user_sees():
-    # Each name is imported when it is asked for, so dir() is what tells.
+def test_all_contains_the_names_that_a_user_sees():
+    # Each name is imported on first use, so dir() is what lists them.
     seen = {name for name in dir(aioproducer) if name[0].isupper()} - {"TYPE_CHECKING"}
     assert seen | {"gather", "murmur2_partitions"} == set(aioproducer.__all__)
     assert set(aioproducer._MODULES) == set(aioproducer.__all__)
@@ -84,8 +84,8 @@ def test_all_is_what_a_user_sees():
         _ = aioproducer.Nothing
 
 
-def test_all_of_testing_is_what_a_user_sees():
-    # Each is imported when it is asked for: pytest loads the package in every project.
+def test_all_of_testing_contains_the_names_that_a_user_sees():
+    # Each name is imported on first use, because pytest loads the package in every project.
     assert (
         public_names(testing)
         <= set(testing.__all__)
@@ -95,7 +95,7 @@ def test_all_of_testing_is_what_a_user_sees():
         _ = testing.Nothing
 
 
-def test_the_names_that_users_need_are_there():
+def test_the_names_that_users_need_exist():
     assert {
         "Producer",
         "RecordMetadata",
@@ -117,7 +117,7 @@ def test_every_public_name_is_described(name):
         value = getattr(module, exported)
         if inspect.isclass(value) or inspect.isroutine(value):
             assert value.__doc__, exported
-            # What a class gets from its base, like NamedTuple's and dataclass's generated text, says nothing.
+            # A text that NamedTuple or dataclass generates is not a description.
             assert not value.__doc__.startswith(f"{exported}("), exported
         else:
             assert exported in attribute_docs(aioproducer.types) | attribute_docs(aioproducer.observe.hooks)
@@ -136,7 +136,7 @@ def test_every_public_method_is_described():
             if not inspect.getdoc(member):
                 bare.append(f"{exported}.{name}")
 
-    # asyncio.Future's own names say all there is to say.
+    # These names of asyncio.Future need no description.
     futures = {"Delivery.done", "Delivery.cancelled", "Delivery.get_loop"}
     futures |= {"Delivery.add_done_callback", "Delivery.remove_done_callback"}
     assert set(bare) - futures == set()

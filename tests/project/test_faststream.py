@@ -1,4 +1,4 @@
-"""What FastStream's broker does with the publisher of examples/faststream_app.py."""
+"""FastStream's broker with the publisher of examples/faststream_app.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_record_is_published_by_aioproducer():
 
 
 @one_loop
-async def test_a_publisher_object_uses_it():
+async def test_a_publisher_object_uses_aioproducer():
     async with publishing() as (cluster, broker):
         publisher = broker.publisher("t", key=b"k", partition=0)
 
@@ -62,7 +62,7 @@ async def test_a_publisher_object_uses_it():
 
 
 @one_loop
-async def test_without_confirmation_it_is_a_future():
+async def test_without_confirmation_the_result_is_a_future():
     async with publishing(linger_ms=20) as (_, broker):
         future = await broker.publish("text", "t", no_confirm=True)
 
@@ -80,7 +80,7 @@ async def test_a_batch():
 
 
 @one_loop
-async def test_an_error_is_aiokafkas_and_ours():
+async def test_an_error_has_the_classes_of_aiokafka_and_aioproducer():
     async with publishing() as (cluster, broker):
         cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION)
 
@@ -91,7 +91,7 @@ async def test_an_error_is_aiokafkas_and_ours():
 
 
 @one_loop
-async def test_the_end_of_the_broker_delivers_and_closes():
+async def test_stopping_the_broker_delivers_its_records_and_closes_the_producer():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         broker = KafkaBroker(cluster.bootstrap_servers, logger=None)
         publish_with(broker, bootstrap_servers=cluster.bootstrap_servers, linger_ms=1000)

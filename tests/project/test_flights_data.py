@@ -1,5 +1,4 @@
-"""examples/flights/data.py: the records of the flights, compared with the file itself and with New York's time
-zone."""
+"""examples/flights/data.py: the records of the flights, compared with the file itself and with New York's time zone."""
 
 from __future__ import annotations
 
@@ -123,14 +122,14 @@ def test_a_cancelled_flight_has_its_scheduled_time():
     assert json.loads(flight.value)["dep_delay"] is None
 
 
-def test_limit_reads_no_more():
+def test_only_as_many_rows_as_the_limit_are_read():
     calls: list[int] = []
 
     assert len(load(4_500, calls.append)) == 4_500
     assert calls == [2_000, 4_000, 4_500]
 
 
-def test_what_progress_raises_ends_the_reading():
+def test_an_exception_of_the_progress_callback_ends_the_reading():
     def stop(_: int) -> None:
         raise KeyboardInterrupt
 

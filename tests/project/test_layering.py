@@ -1,8 +1,7 @@
-"""Imports point one way between the rooms of the package, and down within each room; asyncio stays in the modules that
-own tasks and sockets.
+"""Imports point one way between the rooms of the package, and downwards within each room; asyncio is imported
+only by the modules that own tasks and sockets.
 
-The imports are parsed, not executed: with ast from Python files, line by line from Cython ones.
-"""
+The imports are parsed, not executed: with ast from Python files, line by line from Cython files."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ FLOORS: dict[str, int] = {
     )
     for name in names.split()
 }
-"""The floor of each room, and of each module at the top of the package: imports go to lower floors only."""
+"""The floor of each room, and of each module at the top of the package: a module may import only from lower floors."""
 
 STEPS: dict[str, int] = {
     f"{room}.{name}": step
@@ -81,7 +80,8 @@ STEPS: dict[str, int] = {
     for step, names in enumerate(steps, 1)
     for name in names.split()
 }
-"""Within a room imports go to lower steps only; in a room without steps any module may import any other."""
+"""Within a room, a module may import only from lower steps; in a room without steps, any
+module may import any other."""
 
 ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
 
@@ -90,8 +90,8 @@ ONLY_THE_PUBLIC_NAMES = {"__main__", "blocking", "cli", "compat", "spark"}
 
 TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
 DOUBLES = {"testing.recording"}
-"""Doubles are the producer itself with other parts behind its buffer. The clusters check the producer, so they do not
-use it."""
+"""Doubles are the producer itself with other parts behind its buffer. The test clusters do not use the
+producer, since they check it."""
 
 MAY_IMPORT_ASYNCIO = {
     "blocking",
@@ -137,7 +137,7 @@ ONLY_IN_SPARK = {"pyspark", "py4j"}
 
 
 class Import(NamedTuple):
-    """`module` as it is written; `for_types` if only type checkers run it."""
+    """An import: `module` as it is written; `for_types` if only type checkers execute it."""
 
     line: int
     module: str
@@ -145,7 +145,7 @@ class Import(NamedTuple):
 
 
 def height_of(module: str) -> tuple[int, int]:
-    """The floor of `aioproducer.<module>` and its step in its room, 0 for a room as a whole."""
+    """Return the floor of `aioproducer.<module>` and its step in its room; the step of a whole room is 0."""
     return FLOORS[module.partition(".")[0]], STEPS.get(module, 0)
 
 
@@ -164,7 +164,7 @@ def imports_of(source: str, *, is_cython: bool = False) -> Iterator[Import]:
 
 
 def _module_named(source: str, name: str) -> str:
-    """The module that `from source import name` imports: `source`, or a module in that package."""
+    """Return the module that `from source import name` imports: `source`, or a module in that package."""
     top, _, room = source.partition(".")
     if top == "aioproducer" and (not room or f"{room}.{name}" in STEPS):
         return f"{source}.{name}"
@@ -193,7 +193,7 @@ def _imports_of_cython(source: str) -> Iterator[Import]:
 
 
 def violations(module: str, source: str, *, is_cython: bool = False) -> list[str]:
-    """What `source`, as the module `aioproducer.<module>`, imports and must not."""
+    """Return a line for each forbidden import of `source`, the source of the module `aioproducer.<module>`."""
     found = []
     for line, name, for_types in imports_of(source, is_cython=is_cython):
         top, _, rest = name.partition(".")
@@ -229,7 +229,8 @@ def _inside(own: str, other: str, for_types: bool) -> str:
     if for_types or other == own or (room == other_room and room not in ROOMS_WITH_STEPS):
         return ""
     if other_room not in FLOORS:
-        # A public name: `from aioproducer import Producer` inside the package goes through the very top.
+        # A public name: `from aioproducer import Producer` inside the package goes
+        # through its topmost module.
         return "must import from the module itself, not"
     if room == other_room:
         if other not in STEPS:
@@ -243,7 +244,7 @@ def _inside(own: str, other: str, for_types: bool) -> str:
 
 
 def modules() -> dict[str, Path]:
-    """Every source file of the package by its dotted name in it."""
+    """Return every source file of the package, by its dotted name in the package."""
     return {
         ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
         for path in sorted(PACKAGE.rglob("*"))
@@ -257,7 +258,7 @@ def modules() -> dict[str, Path]:
 @pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
 @pytest.mark.promise("Docs", "DESIGN shows the layers")
 @pytest.mark.parametrize("module", modules())
-def test_module_imports_what_its_layer_may(module):
+def test_a_module_imports_only_what_its_layer_may(module):
     path = modules()[module]
 
     assert violations(module, path.read_text(), is_cython=path.suffix == ".pyx") == []
@@ -274,7 +275,7 @@ def members_of(stub: ast.Module, name: str) -> set[str]:
     return {node.name for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_compiled_code_uses_of_the_accumulator_what_its_stub_declares():
+def test_compiled_code_uses_exactly_the_parts_of_the_accumulator_that_its_stub_declares():
     source = "".join(path.read_text() for path in (RECORD_PATH, *INCLUDED))
     stub = ast.parse(RECORD_PATH.with_suffix(".pyi").read_text())
 
@@ -283,7 +284,7 @@ def test_compiled_code_uses_of_the_accumulator_what_its_stub_declares():
     assert used == members_of(stub, "_Compressor")
 
 
-def test_compiled_code_calls_of_the_producer_what_its_stub_declares():
+def test_compiled_code_calls_exactly_the_methods_of_the_producer_that_its_stub_declares():
     source = RECORD_PATH.read_text()
     body = source[source.index("cdef class RecordPath:") :]
     defined = set(re.findall(r"^    (?:async )?(?:def|cdef [\w ]+?) ?(\w+)\(", body, re.MULTILINE))
@@ -316,7 +317,7 @@ def test_at_most_ten_modules_with_code_lie_at_the_top():
     assert 0 < len(with_code) <= 10
 
 
-def test_compiled_path_is_read_like_the_others():
+def test_imports_of_the_compiled_path_are_read():
     compiled = (PACKAGE / "records" / "_record_path.pyx").read_text()
     names = {found.module for found in imports_of(compiled, is_cython=True)}
 
@@ -361,7 +362,7 @@ def test_compiled_path_is_read_like_the_others():
         ("testing.embedded.broker", "from aioproducer import Producer", "the wire only"),
     ],
 )
-def test_planted_violation_is_caught(module, source, problem):
+def test_a_planted_violation_is_found(module, source, problem):
     found = violations(module, source)
 
     assert len(found) == 1
@@ -379,7 +380,7 @@ def test_planted_violation_is_caught(module, source, problem):
         ("import aioproducer.testing", "tests' tools"),
     ],
 )
-def test_planted_violation_in_cython_is_caught(source, problem):
+def test_a_planted_violation_in_cython_is_found(source, problem):
     [found] = violations("records._record_path", source, is_cython=True)
 
     assert problem in found
@@ -405,10 +406,10 @@ def test_planted_violation_in_cython_is_caught(source, problem):
         ("__init__", "from aioproducer.producer import Producer"),
     ],
 )
-def test_what_is_allowed_is_let_through(module, source):
+def test_an_allowed_import_is_accepted(module, source):
     assert violations(module, source) == []
 
 
-def test_relative_import_is_refused():
+def test_a_relative_import_is_rejected():
     with pytest.raises(AssertionError, match="line 2: a relative import"):
         violations("sending.sender", "import asyncio\nfrom . import batch")

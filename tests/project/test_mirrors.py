@@ -1,5 +1,5 @@
-"""Each module of the package has a test file of its name in the room of its name, with a test that asserts something
-about it."""
+"""Each module of the package has a test file of its name in the room of its name, and a test there asserts
+something about the module."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
 
 
 def mirror_of(module: str) -> Path:
-    """The test file of `aioproducer.<module>`."""
+    """Return the test file of `aioproducer.<module>`."""
     *rooms, name = module.split(".")
     return TESTS.joinpath(*rooms, f"test_{name.strip('_')}.py")
 
@@ -75,7 +75,7 @@ def asserts(node: ast.AST) -> bool:
 
 
 def found_tests(source: str, module: str) -> Iterator[str]:
-    """The tests that assert something and use the module, themselves or by way of what the file defines."""
+    """Yield the tests that assert something and use the module, directly or through other definitions of the file."""
     tree = ast.parse(source)
     wanted = names_from(tree, module)
     defined: dict[str, set[str]] = {}
@@ -102,16 +102,16 @@ def names_of_modules() -> list[str]:
 
 
 @pytest.mark.parametrize("module", names_of_modules())
-def test_module_has_a_test_that_asserts_something_about_it(module):
+def test_a_module_has_a_test_that_asserts_something_about_it(module):
     if module in WITHOUT_TESTS_OF_THEIR_OWN:
-        assert not mirror_of(module).exists(), "it has tests by now: take it from the list"
+        assert not mirror_of(module).exists(), "the module has tests by now: remove it from the list"
         return
 
     assert mirror_of(module).exists()
     assert list(found_tests(mirror_of(module).read_text(), module))
 
 
-def test_each_exception_is_a_module():
+def test_each_exception_names_an_existing_module():
     assert set(WITHOUT_TESTS_OF_THEIR_OWN) <= set(modules())
     assert PACKAGE.is_dir()
 
@@ -125,7 +125,7 @@ def test_each_exception_is_a_module():
         "from aioproducer.network.brokers import Brokers\ndef test_a():\n    assert Brokers()",
     ],
 )
-def test_a_file_without_a_test_about_its_module_is_found_out(source):
+def test_a_file_without_a_test_about_its_module_is_found(source):
     assert list(found_tests(source, "network.wire")) == []
 
 
@@ -137,5 +137,5 @@ def test_a_file_without_a_test_about_its_module_is_found_out(source):
         "from aioproducer.network.wire import Wire\ndef make():\n    return Wire()\ndef test_a():\n    assert make()",
     ],
 )
-def test_a_test_about_its_module_is_seen(source):
+def test_a_test_about_its_module_is_recognized(source):
     assert list(found_tests(source, "network.wire")) == ["test_a"]

@@ -1,4 +1,5 @@
-"""examples/flights_pipeline as its user sees it, on local[2] and on a cluster; its proof with planted corruption."""
+"""examples/flights_pipeline as a user runs it, on local[2] and on a cluster; its proof, which is
+given planted corruption."""
 
 from __future__ import annotations
 
@@ -49,12 +50,12 @@ pytestmark = pytest.mark.slow
 
 PARTITIONS = 3
 DEADLINE = 500_000 * MS
-"""Seconds for a whole run: Spark's own start takes ten, many more on a busy machine."""
+"""The time limit in seconds for a whole run: Spark alone takes ten to start, and many more on a busy machine."""
 slow = pytest.mark.timeout(600)
 
 
 class Run:
-    """A pipeline that runs."""
+    """A running pipeline."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -78,10 +79,10 @@ class Run:
         for line in lines:
             if line.startswith(beginning):
                 return line
-        raise AssertionError(f"it ended without saying {beginning!r}: {self.finish()}")
+        raise AssertionError(f"the pipeline ended without the line {beginning!r}: {self.finish()}")
 
     def finish(self) -> tuple[int, str, str]:
-        """Exit status, the rest of stdout, of stderr."""
+        """Return the exit status, the rest of stdout, and stderr."""
         out, err = self.process.communicate(timeout=DEADLINE)
         return self.process.returncode, out, err
 
@@ -97,7 +98,7 @@ def running(*arguments: str, **environment: str) -> Iterator[Run]:
 
 
 def descendants_of(pid: int) -> dict[int, str]:
-    """The commands of all processes below it."""
+    """Return the commands of all descendants of the process `pid`, by process id."""
     command = ["ps", "-A", "-o", "pid=,ppid=,args="]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     processes = [
@@ -114,7 +115,8 @@ def descendants_of(pid: int) -> dict[int, str]:
 
 
 def still_there(processes: dict[int, str]) -> list[str]:
-    """The commands of those that run; one that has ended may wait for its parent's notice."""
+    """Return the commands of those that still run. A zombie does not count: its parent has not
+    yet collected its status."""
     lines = subprocess.run(
         ["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -122,7 +124,7 @@ def still_there(processes: dict[int, str]) -> list[str]:
     return [command for pid, command in processes.items() if pid in running]
 
 
-# ------------------------------------------------------------------------------------------------ the whole
+# --------------------------------------------------------------------------------------- the whole pipeline
 
 
 @pytest.mark.promise(
@@ -131,7 +133,7 @@ def still_there(processes: dict[int, str]) -> list[str]:
     "proves them against plain Python",
 )
 @slow
-def test_the_pipeline_is_proved_and_a_record_too_many_or_changed_convicts_it(capsys):
+def test_the_pipeline_is_verified_and_an_extra_or_changed_record_is_found(capsys):
     expected = compute(5_000, lambda _: None)
     rows = sum(map(len, expected))
 
@@ -186,7 +188,7 @@ def test_the_pipeline_is_proved_and_a_record_too_many_or_changed_convicts_it(cap
     "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
 )
 @slow
-def test_a_cluster_of_master_and_workers_does_the_same_with_pips_java_and_leaves_no_process(tmp_path):
+def test_a_cluster_of_master_and_workers_runs_it_with_pips_java_and_leaves_no_process(tmp_path):
     old = tmp_path / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     old.chmod(old.stat().st_mode | stat.S_IXUSR)
@@ -226,7 +228,7 @@ def test_ctrl_c_ends_the_stream_reports_what_is_committed_and_leaves_nothing_ope
         assert 0 < number(table["stream, rows"]) < 58_000
         assert "interrupted" in table["read back"]
         assert still_there(processes) == []
-        # What consumers see ends where the log ends: no transaction is open.
+        # Consumers can read up to the end of the log, so no transaction is open.
         committed = end_offsets(address, "t-flights", PARTITIONS)
         assert committed == log_ends(address, "t-flights")
 
@@ -247,14 +249,14 @@ def log_ends(address: str, topic: str) -> tuple[int, ...]:
     "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
     "leaves no transaction open",
 )
-async def test_what_spark_has_not_begun_when_ctrl_c_comes_is_stopped_when_it_has():
+async def test_a_job_that_spark_begins_after_ctrl_c_is_stopped():
     interrupt, calls = Interrupt(), 0
     working = asyncio.get_running_loop().create_future()
 
     def stop() -> None:
         nonlocal calls
         calls += 1
-        if calls == 2:  # the first one has found nothing to be cancelled
+        if calls == 2:  # the first call found nothing to cancel
             working.get_loop().call_soon_threadsafe(working.set_exception, DemoError("cancelled"))
 
     with interrupt.catching():
@@ -269,7 +271,7 @@ async def test_what_spark_has_not_begun_when_ctrl_c_comes_is_stopped_when_it_has
     "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
     "leaves no transaction open",
 )
-async def test_a_second_ctrl_c_waits_for_no_job_and_nobody_misses_its_error():
+async def test_a_second_ctrl_c_does_not_wait_for_the_job_whose_error_is_then_not_reported():
     interrupt = Interrupt()
     loop = asyncio.get_running_loop()
     told = []
@@ -295,7 +297,7 @@ async def test_a_second_ctrl_c_waits_for_no_job_and_nobody_misses_its_error():
     "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
     "leaves no transaction open",
 )
-def test_ctrl_c_while_spark_starts_kills_the_java_that_starts(monkeypatch, tmp_path, caplog):
+def test_ctrl_c_while_spark_starts_kills_the_starting_java_process(monkeypatch, tmp_path, caplog):
     begun = threading.Event()
     said = ("root", logging.ERROR, py4j.java_gateway.__file__, 1038, "Exception while sending", (), None)
 
@@ -320,7 +322,7 @@ def test_ctrl_c_while_spark_starts_kills_the_java_that_starts(monkeypatch, tmp_p
     assert java.returncode == -signal.SIGKILL
     assert caplog.messages == []
     logging.root.handle(logging.LogRecord(*said))
-    assert caplog.messages == ["Exception while sending"], "at any other time it is said"
+    assert caplog.messages == ["Exception while sending"], "at any other time the line is logged"
 
 
 @pytest.mark.parametrize(
@@ -340,7 +342,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text, capsys):
     "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
     "proves them against plain Python",
 )
-def test_by_default_it_runs_here_on_an_embedded_cluster_with_topics_of_its_own():
+def test_by_default_it_runs_locally_on_an_embedded_cluster_with_its_own_topics():
     options = pipeline.arguments([])
 
     assert (options.kafka, options.spark, options.rows) == ("embedded", "local", FLIGHTS)
@@ -396,7 +398,7 @@ def test_plain_python_counts_each_flight_of_the_year_in_each_aggregate():
     assert not [name for name, _ in expected.planes if name and name.startswith("AIRBUS ")]
 
 
-def test_all_rows_are_in_the_files_of_a_stream_and_the_oldest_is_the_first(tmp_path):
+def test_all_rows_are_in_the_files_of_a_stream_and_the_first_file_is_the_oldest(tmp_path):
     source = unpack(tmp_path, 1_000, 3, lambda _: None)
 
     files = sorted(source.flights.iterdir(), key=lambda path: path.stat().st_mtime)
@@ -413,7 +415,7 @@ def test_all_rows_are_in_the_files_of_a_stream_and_the_oldest_is_the_first(tmp_p
     "Demo and pipeline",
     "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
 )
-def test_the_first_java_that_is_new_enough_is_taken_and_else_that_of_pip(monkeypatch, tmp_path):
+def test_the_first_java_that_is_new_enough_is_used_and_otherwise_that_of_pip(monkeypatch, tmp_path):
     def made(name: str, version: str) -> Path:
         executable = tmp_path / name / "bin" / "java"
         executable.parent.mkdir(parents=True)
@@ -440,7 +442,7 @@ def test_the_first_java_that_is_new_enough_is_taken_and_else_that_of_pip(monkeyp
         java.java_home(tmp_path)
 
 
-def test_the_sinks_log_lines_are_understood(tmp_path):
+def test_the_sinks_log_lines_are_parsed(tmp_path):
     path = tmp_path / "log"
     path.write_text(
         "batch write: 80 rows, 0.4 MB to 5 partitions of a, b by 6 tasks; slowest 0.03 s, 0 retries, p99 14.2 ms\n"
@@ -452,11 +454,11 @@ def test_the_sinks_log_lines_are_understood(tmp_path):
     assert commits(tmp_path / "none") == []
 
 
-# ------------------------------------------------------------------------------------- the proof, fed by hand
+# ----------------------------------------------------------------------------- the proof with made-up records
 
 
 def rows() -> tuple[dict[tuple[int], Record], list[ReadRecord]]:
-    """Six rows that must be there, and what a consumer would read."""
+    """Return six expected rows, and the records that a consumer would read."""
     expected, records = {}, []
     for row in range(6):
         key = f"k{row % 2}"
@@ -513,14 +515,14 @@ CORRUPTIONS: dict[str, tuple[Callable[[list[ReadRecord]], list[ReadRecord]], dic
     "proves them against plain Python",
 )
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
-def test_the_proof_of_the_pipeline_convicts(corruption):
+def test_the_proof_of_the_pipeline_finds_each_corruption(corruption):
     expected, records = rows()
     change, findings = CORRUPTIONS[corruption]
 
     assert dict(judged(expected, change(records)).kinds) == findings
 
 
-def test_a_record_twice_is_told_but_no_finding_where_at_least_once_allows_it():
+def test_a_repeated_record_is_counted_but_not_a_finding_with_at_least_once():
     expected, records = rows()
 
     proof = judged(expected, [*records, records[3]], may_repeat=True)

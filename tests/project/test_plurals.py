@@ -1,4 +1,4 @@
-"""A number in a text has a noun that fits it: `counted(1, "record")` and not `1 records`."""
+"""A noun after a number in a text agrees with it: `counted(1, "record")`, not `1 records`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ EXCEPTIONS = {
     "sending/produce_results.py": "a partition, or several",
     "settings/contradictions.py": "a limit, which is 5",
 }
-"""The files in which a fixed plural is right, and what it counts."""
+"""The files in which a fixed plural is right, with the reason or the counted thing."""
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the text of each literal with numbers in it, which are written as NUMBER."""
+    """Yield the line and the text of each string literal, with NUMBER in place of each formatted value."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else NUMBER for part in node.values]
@@ -42,7 +42,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def fixed_plurals(source: str) -> list[int]:
-    """The lines in which a number stands before a plural, whatever the number is."""
+    """Return the lines in which a number precedes a noun that is always in the plural."""
     return [
         line
         for line, text in texts(source)

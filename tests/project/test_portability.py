@@ -1,4 +1,4 @@
-"""The package where the system lacks what Linux has: attributes and modules that Windows does not have are removed."""
+"""The package without the features that Linux has and Windows lacks: their attributes and modules are removed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ sys.platform = "win32"
 
 
 def run_like_windows(script: str) -> str:
-    """Run a script in a Python without most of what Windows lacks; returns its output."""
+    """Run a script in a Python without most of the features that Windows lacks; return its output."""
     command = [sys.executable, "-W", "error", "-c", LIKE_WINDOWS + script]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
@@ -111,7 +111,7 @@ def test_the_attributes_are_really_missing():
 
 @pytest.fixture
 def loop_without_signals(monkeypatch) -> Iterator[None]:
-    """The event loop rejects signal handlers, as every loop on Windows does. Restores the process's handlers."""
+    """Let the event loop reject signal handlers, as every loop on Windows does. Restores the process's handlers."""
 
     def refuse(*_: object) -> None:
         raise NotImplementedError
@@ -126,7 +126,7 @@ def loop_without_signals(monkeypatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_a_signal_stops_the_test_cluster_if_the_loop_takes_no_handlers(
+async def test_a_signal_stops_the_test_cluster_if_the_loop_accepts_no_handlers(
     loop_without_signals, capsys, number
 ):
     serving = asyncio.create_task(command_line.serve(EmbeddedCluster(1)))
@@ -140,7 +140,7 @@ async def test_a_signal_stops_the_test_cluster_if_the_loop_takes_no_handlers(
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_demo_handles_signals_if_the_loop_takes_no_handlers_and_restores_the_old_ones(
+async def test_the_demo_handles_signals_if_the_loop_accepts_no_handlers_and_restores_the_old_ones(
     loop_without_signals, capsys
 ):
     interrupt = importlib.import_module("flights.interrupt").Interrupt()
@@ -157,7 +157,7 @@ async def test_the_demo_handles_signals_if_the_loop_takes_no_handlers_and_restor
 # ------------------------------------------------------------------------------------------------------ a real Kafka
 
 
-async def test_a_real_kafka_is_refused_where_it_cannot_run(monkeypatch):
+async def test_a_real_kafka_is_rejected_where_it_cannot_run(monkeypatch):
     monkeypatch.setattr(jars, "fcntl", None)
     kafka = ApacheKafka()
 

@@ -1,5 +1,5 @@
-"""aioproducer/records/_portable.h and the other C of the package: what MSVC sees of it, and the branches that this
-machine's compiler does not take."""
+"""aioproducer/records/_portable.h and the other C of the package: the lines that MSVC compiles, and the
+branches that this machine's compiler does not compile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONLY_GCC = re.compile(
 
 
 def seen_by(source: str, defined: set[str]) -> Iterator[tuple[int, str]]:
-    """The lines of C that are left when only the macros `defined` are defined, with their numbers."""
+    """Yield the lines of C, with their numbers, that remain when only the macros `defined` are defined."""
     including = [True]
     taken = [True]
     for number, line in enumerate(re.sub(r"/\*.*?\*/", _newlines, source, flags=re.S).splitlines(), 1):
@@ -52,7 +52,7 @@ def seen_by(source: str, defined: set[str]) -> Iterator[tuple[int, str]]:
         )
         including.append(holds)
         taken.append(holds)
-    assert len(including) == 1, "an #if without its #endif"
+    assert len(including) == 1, "an #if has no #endif"
 
 
 def _newlines(comment: re.Match[str]) -> str:
@@ -69,7 +69,7 @@ def _holds(condition: str, defined: set[str]) -> bool:
 
 
 def c_sources() -> list[Path]:
-    """Headers, and Cython files with C in them."""
+    """Return the headers, and the Cython files that contain C."""
     return sorted(path for end in ("pyx", "pxi", "pxd", "h", "c.in") for path in PACKAGE.rglob(f"*.{end}"))
 
 
@@ -85,7 +85,7 @@ def test_no_extension_of_gcc_is_seen_by_msvc(path):
     assert not_for_msvc(path.read_text()) == []
 
 
-def test_the_package_has_c_for_both_kinds_of_compilers():
+def test_the_package_has_c_for_both_kinds_of_compiler():
     gcc = "\n".join(line for _, line in seen_by(HEADER.read_text(), {"__GNUC__", "__SIZEOF_INT128__"}))
     msvc = "\n".join(line for _, line in seen_by(HEADER.read_text(), MSVC))
 

@@ -1,5 +1,5 @@
-"""Promises of README and DESIGN.md that concern more than one module: the package, the two commands, versions, the
-benchmarks."""
+"""Promises of README and DESIGN.md that concern more than one module: the package, the two commands, versions,
+the benchmarks."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def at_run_time(tree: ast.Module) -> set[str]:
 
 @pytest.mark.promise("Packaging", "all four codecs work after a plain install")
 @pytest.mark.promise("Packaging", "uvloop is optional and never imported by the package")
-def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
+def test_a_plain_install_provides_all_that_the_package_imports_and_no_loop():
     built_on_it = {"blocking", "cli", "spark", "testing"}
     needs_its_extra = {"observe/otel.py", "observe/prometheus.py"}
     sources = [
@@ -138,12 +138,12 @@ def test_a_plain_install_brings_all_that_the_package_imports_and_no_loop():
     extras = {
         name for texts in PROJECT["project"]["optional-dependencies"].values() for name in required(texts)
     }
-    assert distributions(when_asked - at_import) <= extras, "what a feature needs besides is an extra"
+    assert distributions(when_asked - at_import) <= extras, "a feature needs a package that no extra provides"
     assert "uvloop" not in distributions(when_asked)
     assert required(PROJECT["project"]["optional-dependencies"]["uvloop"]) == {"uvloop"}
 
 
-def test_each_extra_has_what_the_clusters_import_besides():
+def test_the_extras_have_the_other_packages_that_the_clusters_import():
     extras = {name: required(texts) for name, texts in PROJECT["project"]["optional-dependencies"].items()}
     testing = ROOT / "aioproducer" / "testing"
     parsed = {
@@ -154,7 +154,8 @@ def test_each_extra_has_what_the_clusters_import_besides():
     assert besides({name: ast.walk(tree) for name, tree in parsed.items()}) == {
         "apache/jars.py": extras["kafka"],
         "embedded/broker_security.py": extras["gssapi"],
-        "plugin.py": {"pytest", "pytest-asyncio"},  # is loaded by the one and does without the other
+        # Pytest loads the plugin, which also works without pytest-asyncio.
+        "plugin.py": {"pytest", "pytest-asyncio"},
     }
 
 
@@ -169,22 +170,23 @@ def required(texts: list[str]) -> set[str]:
     return {re.split(r"[<>=\[;]", text)[0] for text in texts}
 
 
-installed = functools.cache(importlib.metadata.packages_distributions)  # reads them all each time
+# The cache saves reading all metadata on each call.
+installed = functools.cache(importlib.metadata.packages_distributions)
 
 
 SHARED_NAMES = {"azure": "azure-identity", "backports": "backports.zstd", "google": "google-auth"}
-"""Packages to which many distributions add; the one of which we import a module."""
+"""Namespace packages shared by many distributions, each with the distribution of which we import a module."""
 
 
 def distributions(modules: set[str]) -> set[str]:
-    """The names under which modules that are neither ours nor Python's are installed."""
+    """Return the distributions that provide these modules, without ours and Python's."""
     pythons = sys.stdlib_module_names | {"annotationlib", "compression"}  # new in Python 3.14
     others = modules - pythons - {"aioproducer"}
     return {SHARED_NAMES.get(name) or installed().get(name, [name])[0] for name in others}
 
 
 def run_at_import(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
-    """The statements outside functions and classes, except those for type checkers."""
+    """Yield the statements outside functions and classes, except those for type checkers."""
     for node in body:
         if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
             yield from run_at_import([*node.body, *node.orelse])
@@ -212,7 +214,7 @@ def imports_of(nodes: Iterable[ast.AST]) -> set[str]:
 def commands_of(target: str, *settings: str) -> str:
     """Return the commands that make would run on a fresh machine."""
     command = ["make", "--dry-run", "--always-make", "--no-print-directory", target, *settings]
-    # Not those of a make that runs this test.
+    # Without the variables of a make that runs this test.
     inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "SPARK", "ARGS", "PYTHON"}
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     return subprocess.run(
@@ -286,10 +288,10 @@ def test_ci_runs_check_wheel_demo_and_test_in_this_order():
         "make test-all",
     ]
     assert "set -euo pipefail" in lines
-    assert "export CI=true" in lines, "a missing Kafka is an error there, and no skipped test"
+    assert "export CI=true" in lines, "with CI, a missing Kafka is an error and not a skipped test"
 
 
-def test_ci_asks_for_the_tests_of_kerberos_unless_it_can_not_install_what_they_need():
+def test_ci_requires_the_tests_of_kerberos_unless_it_cannot_install_their_packages():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
 
     begin = lines.index("if make kerberos; then")
@@ -301,7 +303,7 @@ def test_ci_asks_for_the_tests_of_kerberos_unless_it_can_not_install_what_they_n
 
 
 @pytest.mark.parametrize("has_java", [True, False])
-def test_make_kerberos_installs_a_java_where_none_has_gssapi(tmp_path, has_java):
+def test_make_kerberos_installs_a_java_if_none_has_gssapi(tmp_path, has_java):
     told = make_kerberos(tmp_path, has_java=has_java)
 
     assert told.returncode == 0, told.stderr
@@ -311,7 +313,7 @@ def test_make_kerberos_installs_a_java_where_none_has_gssapi(tmp_path, has_java)
 
 
 @pytest.mark.parametrize("lacking", [{"user": 1000}, {"has_apt": False}])
-def test_make_kerberos_says_what_it_would_install_and_that_it_needs_root_and_apt(tmp_path, lacking):
+def test_make_kerberos_says_what_it_would_install_and_that_it_needs_root_and_apt_get(tmp_path, lacking):
     told = make_kerberos(tmp_path, **lacking)
 
     assert told.returncode != 0
@@ -323,7 +325,7 @@ def test_make_kerberos_says_what_it_would_install_and_that_it_needs_root_and_apt
 def make_kerberos(
     folder: Path, *, user: int = 0, has_apt: bool = True, has_java: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with commands of our own, of which apt-get writes down how it was called."""
+    """Run `make kerberos` with substitutes for its commands; the one for apt-get writes its arguments to a file."""
     commands = {"id": f"echo {user}", "python": f'test "$1" = -m || exit {int(not has_java)}'}
     if has_apt:
         commands["apt-get"] = f'echo "$@" >> {folder}/apt'
@@ -346,7 +348,7 @@ def make_kerberos(
     ],
 )
 @pytest.mark.parametrize("module", ["java.base@17.0.15", "jdk.security.jgss@11.0.2"])
-def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
+def test_without_the_packages_of_gssapi_its_tests_are_skipped_or_fail(
     monkeypatch, tmp_path, ci, asked, outcome, module
 ):
     java = tmp_path / "jvm" / "bin" / "java"
@@ -358,7 +360,7 @@ def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("KERBEROS_TESTS", asked)
 
-    # Both are caught: an unexpected skip would skip this test.
+    # Both are expected here, since an unexpected skip would skip this test.
     either = (pytest.skip.Exception, pytest.fail.Exception)
     with pytest.raises(either, match="install openjdk-17-jre-headless") as ended:
         kdc.java_or_skip()
@@ -372,7 +374,7 @@ def test_without_what_gssapi_needs_its_tests_are_skipped_or_fail(
 
 
 @pytest.mark.promise("Docs", "CHANGELOG begins with the version that is installed")
-def test_the_changelog_begins_with_the_version_that_is_installed():
+def test_the_changelog_begins_with_the_installed_version():
     (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
     assert newest == PROJECT["project"]["version"] == importlib.metadata.version("aioproducer")
@@ -419,7 +421,7 @@ async def test_the_demo_shows_a_bar_with_rates_and_requests_in_flight(kafka_clus
 @pytest.mark.promise(
     "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
 )
-def test_each_run_of_the_demo_has_a_topic_of_its_own_with_twelve_partitions():
+def test_each_run_of_the_demo_has_its_own_topic_with_twelve_partitions():
     options = flights_demo.arguments([])
 
     assert re.fullmatch(r"aioproducer-flights-\d{8}-\d{6}", options.topic)
@@ -430,7 +432,7 @@ def test_each_run_of_the_demo_has_a_topic_of_its_own_with_twelve_partitions():
     "Demo and pipeline",
     "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a process of their own",
 )
-async def test_the_demos_embedded_cluster_has_three_brokers_in_a_process_of_its_own():
+async def test_the_demos_embedded_cluster_has_three_brokers_in_a_separate_process():
     async with clusters.running("embedded", None) as kafka:
         addresses = kafka.bootstrap_servers.split(",")
         assert len(addresses) == 3
@@ -484,7 +486,9 @@ def test_calls_have_aiokafkas_names_order_and_defaults(call):
         (p.name, p.kind, p.default) for p in theirs.values()
     ]
     for parameter in ours.keys() - theirs.keys():
-        assert ours[parameter].default is not inspect.Parameter.empty, "nothing more is demanded"
+        assert ours[parameter].default is not inspect.Parameter.empty, (
+            "an additional parameter has no default"
+        )
 
 
 OTHERWISE_NAMED = {
@@ -516,20 +520,20 @@ OURS = {
     "ADD_OFFSETS_TO_TXN": (0, 4),
     "END_TXN": (0, 5),
     "TXN_OFFSET_COMMIT": (2, 5),
-    "OFFSET_FETCH": (5, 8),  # require_stable from 7 on
+    "OFFSET_FETCH": (5, 8),  # version 7 added require_stable
     "SASL_HANDSHAKE": (1, 1),
     "SASL_AUTHENTICATE": (0, 2),
     "DESCRIBE_PRODUCERS": (0, 0),
     "GET_TELEMETRY_SUBSCRIPTIONS": (0, 0),
     "PUSH_TELEMETRY": (0, 0),
 }
-"""The requests of a producer. Others are for the embedded cluster and for reading back."""
+"""The requests of a producer. The other declared requests are for the embedded cluster and for reading back."""
 
 
 @pytest.mark.promise(
     "Protocol", "every request that a producer needs, at every version from Kafka 2.1 to 4.3"
 )
-def test_every_request_of_a_producer_is_spoken_from_kafka_2_1_to_4_3():
+def test_every_request_of_a_producer_has_a_version_for_kafka_2_1_to_4_3():
     assert {name: CLIENT_VERSIONS[ApiKey[name]] for name in OURS} == OURS
     assert CLIENT_VERSIONS.keys() - {ApiKey[name] for name in OURS} == {
         ApiKey.FETCH,
@@ -557,7 +561,7 @@ def test_releases_from_2_1_on_need_every_version_of_produce():
 @pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
 @pytest.mark.promise("Protocol", "ApiVersions 0-4 are supported, with the downgrade")
 @pytest.mark.parametrize("release", SUPPORTED)
-async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
+async def test_each_request_is_sent_in_the_newest_common_version(release):
     async with producing(cluster={"versions": release}) as (cluster, producer):
         deliveries = await send_numbers(producer, range(3))
         await results(deliveries)
@@ -567,7 +571,9 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
             used = {request.header.version for request in cluster.requests_of(api_key)}
             assert used == {min(CLIENT_VERSIONS[api_key].max, served[api_key].max)}, api_key
         asked = [request.header.version for request in cluster.requests_of(ApiKey.API_VERSIONS)]
-        assert asked[-1] == served[ApiKey.API_VERSIONS].max, "what is too new is asked for again, lower"
+        assert asked[-1] == served[ApiKey.API_VERSIONS].max, (
+            "a version that is too new is replaced by a lower one"
+        )
         assert numbers(cluster) == [0, 1, 2]
 
 
@@ -579,7 +585,7 @@ async def test_each_request_goes_in_the_newest_version_of_both_sides(release):
     "if the connection to a leader hangs, another broker is asked for the leader",
 )
 @in_virtual_time
-async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhere(monkeypatch):
+async def test_if_a_leader_hangs_during_a_connect_another_broker_is_asked_for_the_leader(monkeypatch):
     """A frozen broker still accepts connections, so no rejected or lost connection reveals that it is gone."""
     monkeypatch.setattr(brokers, "TRY_ANOTHER_AFTER", 50 * MS)
     settings = {"request_timeout_ms": 80_000 * MS, "socket_connection_setup_timeout_ms": 600_000}
@@ -604,8 +610,8 @@ async def test_a_leader_that_hangs_while_it_is_connected_to_is_asked_for_elsewhe
     "Accumulator, sender, connections",
     "if the connection to a leader hangs, another broker is asked for the leader",
 )
-async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(monkeypatch):
-    """Nothing has failed yet, and nothing will for a long time."""
+async def test_if_a_leader_hangs_at_the_first_connect_another_broker_is_asked_for_the_leader(monkeypatch):
+    """Nothing has failed yet, and nothing will fail for a long time."""
     async with producing(2, {"t": 2}, socket_connection_setup_timeout_ms=600_000) as (cluster, producer):
         await producer.partitions_for("t")
         await until(lambda: producer._sender._idempotence.identity)
@@ -630,7 +636,7 @@ async def test_a_leader_that_hangs_at_the_first_connect_is_asked_for_elsewhere(m
 @pytest.mark.promise(
     "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
 )
-async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
+async def test_records_without_a_key_avoid_a_broker_that_accepts_nothing():
     settings = {"batch_size": 300, "partitioner_availability_timeout_ms": 20}
     settings |= {"request_timeout_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(2, {"t": 2}, max_in_flight_requests_per_connection=1, **settings) as (
@@ -649,7 +655,7 @@ async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
                 await producer.send("t", b"another look", partition=1)
                 await asyncio.sleep(MS)
         topic = producer._accumulator.topics["t"]
-        while topic.sticky_partition != 1:  # what was chosen before stays until it is full
+        while topic.sticky_partition != 1:  # the previously chosen partition stays until it is full
             await producer.send("t", bytes(200))
         left = producer._accumulator._queues["t", 0].batches.copy()
 
@@ -666,7 +672,7 @@ async def test_records_without_a_key_leave_out_a_broker_that_takes_nothing():
 
 
 @pytest.mark.promise("Docs", "DESIGN shows the state tables")
-def test_states_in_the_design_are_those_of_the_code():
+def test_the_states_in_the_design_are_those_of_the_code():
     design = (ROOT / "DESIGN.md").read_text().split("## 3. ")[1].split("## 4. ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", design, re.MULTILINE))
 
@@ -684,7 +690,7 @@ def test_states_in_the_design_are_those_of_the_code():
 @pytest.mark.promise("Docs", "DESIGN shows the state tables")
 @pytest.mark.parametrize("to", lifecycle.ProducerState)
 @pytest.mark.parametrize("state", lifecycle.ProducerState)
-def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
+def test_the_producer_makes_only_the_transitions_of_the_table(state, to):
     moving = Producer()
     moving._state = state
 
@@ -694,11 +700,11 @@ def test_producer_makes_the_moves_of_the_table_and_no_other(state, to):
     else:
         with pytest.raises(AssertionError, match=f"from {state.value} to {to.value}"):
             moving._move(to)
-    moving._state = lifecycle.ProducerState.CLOSED  # it was never started: there is nothing to close
+    moving._state = lifecycle.ProducerState.CLOSED  # it was never started, so there is nothing to close
 
 
 @pytest.mark.promise("Docs", "DESIGN shows the record's path, stop by stop")
-def test_each_stop_of_the_records_way_is_in_the_code():
+def test_each_step_of_a_records_path_is_in_the_code():
     design = (ROOT / "DESIGN.md").read_text().split("## 2. ")[1].split("### ")[0]
     stops = re.findall(r"^\| \d+ \| ([^|]+) \|", design, re.MULTILINE)
     source = "\n".join(
@@ -712,4 +718,4 @@ def test_each_stop_of_the_records_way_is_in_the_code():
     for stop in stops:
         for name in re.findall(r"`([\w.]+)`", stop):
             for part in name.split("."):
-                assert part in defined, f"{name} is not there any more"
+                assert part in defined, f"{name} no longer exists"

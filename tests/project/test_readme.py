@@ -48,7 +48,7 @@ async def test_the_example_runs_against_an_embedded_cluster(capsys):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of this tree, built in a copy of it."""
+    """The wheel of this tree, built in a copy."""
     directory = tmp_path_factory.mktemp("wheel")
     tree = directory / "tree"
     listed = subprocess.check_output(

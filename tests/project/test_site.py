@@ -1,4 +1,4 @@
-"""The documentation site: its reference shows all that the code has, and a browser loads nothing from elsewhere."""
+"""The documentation site: its reference lists all that the code has, and a browser loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PRINTED = {
     **{page.file: lambda page=page: api.text_of(page) for page in api.PAGES},
 }
 
-# ------------------------------------------------------------------------------------------------- what is printed
+# --------------------------------------------------------------------------------------------------- printed pages
 
 
-def test_the_navigation_has_each_page_once():
+def test_the_navigation_lists_each_page_once():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     guides_of_docs = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
 
@@ -44,7 +44,7 @@ def test_the_navigation_has_each_page_once():
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_a_printed_page_has_a_title_and_leads_to_existing_pages(name):
+def test_a_printed_page_has_a_title_and_links_to_existing_pages(name):
     text = PRINTED[name]()
 
     assert text.startswith("# ")
@@ -86,7 +86,7 @@ def test_each_error_has_a_cause_and_a_cure():
 
 
 @pytest.mark.parametrize("error", errors.error_types())
-def test_a_cure_leads_to_headings_that_exist(error):
+def test_a_cure_links_to_headings_that_exist(error):
     for name, anchor in re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", CURES[error.__name__]):
         headings = re.findall(r"^#+ (.+)$", (DOCS / name).read_text(encoding="utf-8"), re.MULTILINE)
         slugs = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
@@ -118,7 +118,7 @@ def test_every_public_name_is_on_one_page():
 # --------------------------------------------------------------------------------------------- guides on the site
 
 
-def test_links_lead_to_copies_or_into_the_repository():
+def test_links_point_to_copies_or_into_the_repository():
     text = (
         "[a](../SECURITY.md#reporting) [b](../examples/service.py) [c](delivery.md#order) [d](https://x.y/z)"
     )
@@ -160,7 +160,7 @@ def test_hidden_code_is_left_out_and_code_is_not_changed():
     assert guides.adapted(text, "x.md") == f"a\n{code}b\n"
 
 
-def test_what_belongs_to_a_list_item_stays_in_it():
+def test_content_of_a_list_item_stays_in_it():
     text = "- a\n  b\n\n  | c |\n  |---|\n\n1. d\n   e\n\n```text\n  f\n```\n"
 
     assert guides.adapted(text, "x.md") == (
@@ -200,7 +200,7 @@ LOADING = {
     "use": ["href", "xlink:href"],
     "form": ["action"],
 }
-"""The attributes whose addresses a browser loads."""
+"""The attributes with addresses that a browser loads."""
 LINKS = {
     "stylesheet",
     "icon",
@@ -214,11 +214,11 @@ LINKS = {
 }
 ELSEWHERE = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 ASKS_A_HOST = 'data-md-component="source"'
-"""The element for which the theme's script asks the host of the repository for numbers."""
+"""The element for which the theme's script requests figures from the host of the repository."""
 
 
 class Loads(HTMLParser):
-    """The addresses on other hosts that a browser loads when it shows a page."""
+    """Return the addresses on other hosts that a browser loads when it shows a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_addresses_that_are_only_shown_are_not_found():
 def site(tmp_path_factory):
     """Build the site, with warnings as errors."""
     place = tmp_path_factory.mktemp("site")
-    ready = f"{sys.prefix}/.ready"  # this environment is taken as it is
+    ready = f"{sys.prefix}/.ready"  # use the current environment
     built = subprocess.run(
         ["make", "docs", f"ARGS=--site-dir {place}", f"VENV={sys.prefix}", "-o", ready],
         cwd=ROOT,
@@ -303,7 +303,7 @@ def test_the_site_loads_nothing_from_other_hosts(site):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_site_shows_docstrings_can_be_searched_and_lists_its_pages(site):
+def test_the_site_shows_docstrings_has_a_search_and_lists_its_pages(site):
     reference = (site / "api" / "index.html").read_text(encoding="utf-8")
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     listed = (site / "llms.txt").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Files, functions and constructors of the package stay small enough to read in one go.
 
-The limits apply to the Python files that a producer consists of, not to the tools for tests, the Spark sink and the
-blocking producer. The files are parsed, not executed."""
+The limits apply to the Python files of a producer, not to the tools for tests, the Spark sink and the blocking
+producer. The files are parsed, not executed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ LONGEST_FUNCTION = 60
 """The limit for the lines of a function, from `def` to its end. The lines that declare keyword-only parameters do not
 count: the constructor of a public class and the commands of the program declare a setting in each."""
 MOST_PARAMETERS = 8
-"""The limit for the parameters of a constructor, without `self`. Keyword-only parameters of a class without a leading
-underscore do not count: they are its settings. Dataclasses and NamedTuples have no constructor of their own."""
+"""The limit for the parameters of a constructor, without `self`. Keyword-only parameters of a class
+without a leading underscore do not count: they are its settings. Dataclasses and NamedTuples have
+no explicit constructor."""
 
 EXEMPT_ROOMS = {"blocking", "spark", "testing"}
 
@@ -48,7 +49,7 @@ def too_large(name: str, source: str) -> list[str]:
 def functions(
     tree: ast.AST, in_class: ast.ClassDef | None = None
 ) -> Iterator[tuple[Function, ast.ClassDef | None]]:
-    """Yield each function, also nested ones, with the class whose method it is."""
+    """Yield each function, including nested ones, with the class whose method it is."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Function):
             yield node, in_class
@@ -143,7 +144,7 @@ def parameters(count: int) -> str:
         ),
     ],
 )
-def test_what_is_too_large_is_reported_with_its_number_and_the_limit(source, message):
+def test_anything_too_large_is_reported_with_its_size_and_the_limit(source, message):
     assert too_large("a.py", source) == [message]
 
 
@@ -158,5 +159,5 @@ def test_what_is_too_large_is_reported_with_its_number_and_the_limit(source, mes
         f"def __init__({parameters(9)}): ...",
     ],
 )
-def test_what_is_just_within_the_limits_is_accepted(source):
+def test_anything_just_within_the_limits_is_accepted(source):
     assert too_large("a.py", source) == []

@@ -47,7 +47,7 @@ GOOD = {
     (SMALL, EXACTLY_ONCE): {"batch_ms": 200.0, "cpu_ms_per_batch": 60.0},
     (SMALL, CONNECTOR): {"batch_ms": 100.0, "cpu_ms_per_batch": 40.0},
 }
-"""Every goal is just met."""
+"""Results with which every goal is just met."""
 
 
 def run_of(changed: dict | None = None) -> list[Figures]:
@@ -77,7 +77,7 @@ def record_of(figures: list[Figures]) -> dict:
     }
 
 
-def test_arrow_batches_are_as_large_as_the_table_says():
+def test_arrow_batches_have_the_documented_size():
     rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
     assert Cell(BATCH, OURS, 1).spark_settings == {}
@@ -85,7 +85,7 @@ def test_arrow_batches_are_as_large_as_the_table_says():
     assert Cell(BATCH, TUNED, 1, value_size=100).spark_settings[rows] == "10000"
 
 
-def test_settings_of_sparks_are_told_and_shown(monkeypatch, capsys):
+def test_settings_of_spark_are_parsed_and_shown(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--conf", "spark.a=1", "--conf", "spark.b=c=d"])
     assert bench.parse().conf == {"spark.a": "1", "spark.b": "c=d"}
 
@@ -96,7 +96,7 @@ def test_settings_of_sparks_are_told_and_shown(monkeypatch, capsys):
     assert "; spark.a=1. 12 partitions" in markdown(record_of(run_of()))
 
 
-def test_a_run_may_have_one_shape_alone(monkeypatch):
+def test_a_run_may_be_limited_to_one_shape(monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["bench", "--value-size", "1000", "--compression", "none", "--sink", OURS]
     )
@@ -112,7 +112,7 @@ def test_a_run_may_have_one_shape_alone(monkeypatch):
 # goals
 
 
-def test_all_goals_are_met_just_so():
+def test_all_goals_are_just_met():
     assert set(verdicts(run_of()).values()) == {True}
 
 
@@ -141,7 +141,7 @@ def test_all_goals_are_met_just_so():
         ((SMALL, CONNECTOR), {"batch_ms": 99.0, "cpu_ms_per_batch": 1.0}, ["small micro-batch"]),
     ],
 )
-def test_a_goal_that_is_missed_by_a_little_is_not_met(cell, result, sentences):
+def test_a_narrowly_missed_goal_is_not_met(cell, result, sentences):
     missed = [sentence for sentence, met in verdicts(run_of({cell: result})).items() if not met]
 
     assert missed
@@ -150,7 +150,7 @@ def test_a_goal_that_is_missed_by_a_little_is_not_met(cell, result, sentences):
     assert len(missed) < len(goals(run_of()))
 
 
-def test_one_shape_in_which_a_goal_is_missed_is_enough():
+def test_a_goal_missed_in_one_shape_is_missed():
     slow = Figures(Cell(BATCH, OURS, 1000, 1000), [{"rows_per_s": 1e6, "cpu_us": 1.0}])
     peer = Figures(Cell(BATCH, CONNECTOR, 1000, 1000), [{"rows_per_s": 1e6, "cpu_us": 1.0}])
 
@@ -160,7 +160,7 @@ def test_one_shape_in_which_a_goal_is_missed_is_enough():
     assert goal.detail == "generated, 100 B, none: 1.30x; generated, 1 KB, none: 1.00x (no)"
 
 
-def test_what_was_not_measured_is_neither_met_nor_missed():
+def test_a_goal_that_was_not_measured_is_neither_met_nor_missed():
     assert set(verdicts([]).values()) == {None}
     assert Goal("fast", None, "").line() == "- fast: **not measured**"
 
@@ -186,7 +186,7 @@ def test_a_cell_shows_the_median_and_the_spread():
     )
 
 
-def test_every_shape_of_batch_writes_has_a_table_of_its_own():
+def test_every_shape_of_batch_writes_has_its_own_table():
     figures = [
         Figures(
             Cell(BATCH, NOOP, 1000, size, frame),
@@ -261,16 +261,16 @@ def test_a_full_run_has_every_sink_generated_and_cached():
     "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
     "broker counts the rows",
 )
-def test_rounds_are_interleaved_and_whole():
+def test_rounds_are_interleaved_and_complete():
     cells = plan.cells(False, 6000, [BATCH, STREAM, SMALL], plan.ALL_SINKS)
 
     order = list(bench.interleaved(cells))
 
     assert {cell: order.count(cell) for cell in cells} == {cell: cell.repeats for cell in cells}
     first = order[: len([cell for cell in cells if cell.section == BATCH and cell.value_size == 100])]
-    assert len(set(first)) == len(first)  # nothing comes again before everything was there once
+    assert len(set(first)) == len(first)  # no cell is repeated before each was measured once
     sizes = [cell.value_size for cell in order if cell.section == BATCH]
-    assert sizes == sorted(sizes)  # one cached frame after the other
+    assert sizes == sorted(sizes)  # all measurements of one cached frame come before those of the next
 
 
 def test_repeats_can_be_fewer():
@@ -327,7 +327,7 @@ def test_the_broker_acknowledges_transactions():
         assert broker.written(topic, transactional=True) == {"counted": 1, "rows_per_batch": 1.0}
 
 
-def test_a_changed_broker_is_noticed(monkeypatch, tmp_path):
+def test_a_changed_broker_is_detected(monkeypatch, tmp_path):
     other = tmp_path / "ack_broker.c"
     other.write_text(target.BROKER.read_text().replace(target.LAST_API, ""))
     monkeypatch.setattr(target, "BROKER", other)
@@ -364,7 +364,7 @@ class FakeTarget:
     "`mapInArrow`, and a Python sink that does nothing; it measures the CPU of the whole job, and the "
     "broker counts the rows",
 )
-def test_a_row_too_few_is_a_failure():
+def test_a_missing_row_is_a_failure():
     cell = Cell(BATCH, OURS, 6000)
     enough, short = FakeTarget(cell.sent), FakeTarget(cell.sent - 1)
 
@@ -374,7 +374,7 @@ def test_a_row_too_few_is_a_failure():
     assert short.dropped == ["t1"]
 
 
-def test_what_writes_nothing_is_held_to_that():
+def test_a_sink_that_writes_nothing_must_not_write_a_row():
     with pytest.raises(bench.MeasurementError, match="counted 1 rows of 0 sent"):
         bench.run(FakeStage(), FakeTarget(1), Cell(BATCH, NOOP, 6000))
 
@@ -433,7 +433,7 @@ def test_cpu_is_that_of_all_descendants():
     assert (used.java, used.python, used.total) == (10.0, 7.0, 17.0)
 
 
-def test_a_worker_that_ended_takes_nothing_away_from_the_cpu_of_the_others():
+def test_a_worker_that_ended_does_not_reduce_the_cpu_of_the_others():
     before = {1: Process("java", 0, 5.0), 2: Process("python", 1, 1.0), 3: Process("python", 2, 7.0)}
 
     left_alone = spent(before, {1: Process("java", 0, 6.0), 2: Process("python", 1, 1.5)})
@@ -445,7 +445,7 @@ def test_a_worker_that_ended_takes_nothing_away_from_the_cpu_of_the_others():
 
 def test_cpu_of_a_child_that_has_ended_counts():
     def this_process():
-        """Without the Spark of other tests, which may end a worker just now."""
+        """Only this process: a Spark of other tests may end a worker at this moment."""
         return {os.getpid(): descendants(os.getpid())[os.getpid()]}
 
     before = this_process()
@@ -458,8 +458,9 @@ def test_cpu_of_a_child_that_has_ended_counts():
 # the environment
 
 
-def test_what_pythonpath_names_does_not_count_as_installed(monkeypatch, tmp_path, capsys):
-    """The tests of the sink set it, and the environment once lacked all that they had at hand."""
+def test_modules_on_pythonpath_do_not_count_as_installed(monkeypatch, tmp_path, capsys):
+    """The tests of the sink set PYTHONPATH, and the environment once lacked all packages that
+    could be imported from there."""
     commands = []
     monkeypatch.setattr(environment, "BUILD", tmp_path)
     monkeypatch.setattr(environment.subprocess, "run", lambda command, **_: commands.append(command))
@@ -472,19 +473,19 @@ def test_what_pythonpath_names_does_not_count_as_installed(monkeypatch, tmp_path
     assert "430 MB" in capsys.readouterr().err
 
 
-def test_a_mixed_connector_says_so():
+def test_the_name_of_a_mixed_connector_shows_both_versions():
     release = environment.CONNECTORS[0]
 
     assert "token provider" not in release.name
     assert "with the token provider 1.0" in release._replace(token_provider="1.0").name
 
 
-def test_an_unknown_connector_is_refused():
+def test_an_unknown_connector_is_rejected():
     with pytest.raises(environment.MissingError, match=r"--connector 1.2: unknown, expected one of .*4.0.0"):
         environment.connector("1.2")
 
 
-def test_the_newest_complete_connector_is_taken(monkeypatch, tmp_path):
+def test_the_newest_complete_connector_is_used(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "BUILD", tmp_path)
     tried = []
 
@@ -500,7 +501,7 @@ def test_the_newest_complete_connector_is_taken(monkeypatch, tmp_path):
         environment.connector("4.2.0")
 
 
-def test_a_connector_that_is_there_is_not_asked_for(monkeypatch, tmp_path):
+def test_an_existing_connector_is_not_downloaded_again(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "BUILD", tmp_path)
     monkeypatch.setattr(environment, "_fetched", None)
     environment.CONNECTORS[-1].jars.mkdir()
@@ -508,7 +509,7 @@ def test_a_connector_that_is_there_is_not_asked_for(monkeypatch, tmp_path):
     assert environment.connector(None) == environment.CONNECTORS[-1]
 
 
-def test_by_default_is_a_row_of_its_own():
+def test_aioproducers_defaults_have_their_own_row():
     cell = Cell(BATCH, OURS, 6000)
 
     assert replace(cell, by_default=True).row == "aioproducer, its defaults"

@@ -40,7 +40,7 @@ def test_change_of_file_is_two_consecutive_calls_in_different_files() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Cython's hooks call sys.setprofile up to 3.11 only")
-def test_record_walks_no_further_than_before() -> None:
+def test_a_records_walk_is_not_longer_than_before() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.walk"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,7 +1,7 @@
 """A program for type checkers only: test_typing.py passes it to mypy and pyright.
 
-A line with `type: ignore` must have an error: both checkers report an ignore that is not needed. Each line without it
-must have none."""
+A line with `type: ignore` must have an error, because both checkers report an ignore that is not needed. Each
+line without it must have no error."""
 
 from __future__ import annotations
 

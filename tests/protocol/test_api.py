@@ -39,13 +39,13 @@ def frame_of(segments):
 # Headers
 
 
-def test_request_of_a_version_that_is_not_flexible_has_a_header_without_tags():
+def test_a_request_of_a_version_that_is_not_flexible_has_a_header_without_tags():
     frame = frame_of(encode_request(MetadataRequest(topics=None), 7, 0x01020304, "me"))
 
     assert frame.hex(" ", 1) == "00 03 00 07 01 02 03 04 00 02 6d 65 ff ff ff ff 01"
 
 
-def test_request_of_a_flexible_version_has_tags_after_a_client_id_that_is_not_compact():
+def test_a_request_of_a_flexible_version_has_tags_after_a_client_id_that_is_not_compact():
     frame = frame_of(encode_request(MetadataRequest(topics=None), 9, 0x01020304, "me"))
 
     assert frame.hex(" ", 1) == "00 03 00 09 01 02 03 04 00 02 6d 65 00 00 01 00 00 00"

@@ -21,7 +21,7 @@ def encoded(message, version: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", [4, 9, 12])
-def test_a_message_comes_back_as_it_was_encoded(version):
+def test_a_message_is_decoded_as_it_was_encoded(version):
     body = encoded(REQUEST, version)
 
     assert decode(MetadataRequest, version, body, 0) == (REQUEST, len(body))

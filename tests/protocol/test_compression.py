@@ -68,11 +68,11 @@ CODEC_AND_LEVEL = [(codec, level) for codec in Codec for level in levels_of(code
         ("zstd", Codec.ZSTD),
     ],
 )
-def test_codec_is_found_by_kafkas_name(name, codec):
+def test_a_codec_is_found_by_its_name_in_kafka(name, codec):
     assert codec_named(name) is codec
 
 
-def test_wire_ids_are_kafkas():
+def test_wire_ids_are_those_of_kafka():
     assert [codec.value for codec in Codec] == [0, 1, 2, 3, 4]
     assert [codec.name for codec in Codec] == ["NONE", "GZIP", "SNAPPY", "LZ4", "ZSTD"]
 
@@ -165,7 +165,7 @@ def test_any_buffer_can_be_compressed(codec):
         (Codec.ZSTD, aiokafka.codec.zstd_decode),
     ],
 )
-def test_other_implementations_read_what_is_written(codec, read, sample):
+def test_other_implementations_read_our_compressed_data(codec, read, sample):
     packed = compressor(codec)(SAMPLES[sample])
     if codec is Codec.SNAPPY and sample == "empty":
         assert packed == XERIAL_HEADER  # aiokafka mistakes a header without blocks for raw snappy
@@ -187,7 +187,7 @@ def test_other_implementations_read_what_is_written(codec, read, sample):
         (Codec.ZSTD, unsized_zstd),
     ],
 )
-def test_what_other_implementations_write_is_read(codec, write, sample):
+def test_compressed_data_of_other_implementations_is_read(codec, write, sample):
     data = SAMPLES[sample]
 
     assert decompress(codec, write(data), len(data)) == data
@@ -249,13 +249,13 @@ def test_lz4_at_a_high_level_is_as_small_as_from_another_library(level):
     assert len(packed) < len(compressor(Codec.LZ4)(data))
 
 
-def test_lz4_is_valid_even_if_a_block_is_not_in_one_piece(monkeypatch):
+def test_lz4_is_valid_even_if_a_chunk_is_compressed_to_several_blocks(monkeypatch):
     data = SAMPLES["text"] + SAMPLES["noise"]
     whole = compressor(Codec.LZ4, 9)(data)
     split = []
 
     def in_blocks(chunk, level):
-        """Several linked blocks for a chunk, as cramjam wrote before 2.14."""
+        """Compress a chunk into several linked blocks, as cramjam did before 2.14."""
         with lz4.frame.LZ4FrameCompressor(
             compression_level=level, block_linked=True, auto_flush=True
         ) as packer:
@@ -366,7 +366,7 @@ def test_other_threads_run_while_a_batch_is_compressed(codec, level):
     compress = compressor(codec, level)
     data = SAMPLES["noise"] * 40
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # a thread that keeps the GIL then keeps it to its end
+    sys.setswitchinterval(1000)  # a thread that keeps the GIL then keeps it until it has finished
 
     def runs_at_the_same_time():
         started = threading.Event()

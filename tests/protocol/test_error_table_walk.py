@@ -1,7 +1,7 @@
 """A walk over the error table: each cell is played over the wire in virtual time, and its result is compared.
 
-The expected rows are repeated here and in test_outcomes.py, so that a changed cell is noticed. An added cell is also
-noticed, since it has no row here."""
+The expected rows are repeated here and in test_outcomes.py, so that a changed cell is noticed. An added cell is
+also noticed, since it has no row here."""
 
 from __future__ import annotations
 

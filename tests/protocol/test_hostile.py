@@ -1,4 +1,5 @@
-"""A peer that sends truncated, false or random data: only ProtocolError is raised, and claims allocate nothing."""
+"""A peer that sends truncated, false or random data: only ProtocolError is raised, and
+claimed sizes allocate nothing."""
 
 import json
 import tracemalloc
@@ -121,7 +122,7 @@ def test_random_requests_raise_nothing_but_protocol_and_version_errors(frame):
         (FetchResponse, 11, "00000000 0000 00000000 7fffffff"),
     ],
 )
-def test_count_that_the_frame_can_not_hold_allocates_nothing(message_type, version, head):
+def test_a_count_that_exceeds_the_frame_allocates_nothing(message_type, version, head):
     frame = bytes.fromhex(head) + bytes(100)
     with pytest.raises(ProtocolError):
         codec.decode(message_type, version, b"", 0)  # compiles the codec, which must not be measured
@@ -147,7 +148,7 @@ def test_count_is_limited_by_the_minimum_size_of_an_element():
         codec.decode(ProduceResponse, 8, topic + bytes.fromhex("00000002") + bytes(72), 0)
 
 
-def test_length_of_an_int_array_can_not_exceed_the_frame():
+def test_length_of_an_int_array_cannot_exceed_the_frame():
     partition = "0000 00000000 00000000 00000000"
     frame = bytes.fromhex("00000000 00000000 ffff 00000000 00000001 0000 0000 00 00000001" + partition)
 

@@ -1,4 +1,4 @@
-"""The error table: complete, correct about what may be persisted, and the only code that decides."""
+"""The error table: it is complete, correct about records that may be persisted, and the only code that decides."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def test_each_entry_ends_with_its_only_unconditional_rule():
     ("code", "otherwise"),
     [(ErrorCode.NONE, Action.SUCCEED), (ErrorCode.DUPLICATE_SEQUENCE_NUMBER, Action.DUPLICATE)],
 )
-def test_a_success_of_another_participant_does_not_count(code, otherwise):
+def test_a_success_that_may_be_that_of_another_participant_does_not_count(code, otherwise):
     assert decide(PRODUCE, code, {Condition.REPETITION, *IN_TRANSACTION}) == Row(Action.ABORT, MAYBE)
     assert decide(PRODUCE, code, IN_TRANSACTION).action is otherwise
 
 
-def test_the_table_can_not_be_changed():
+def test_the_table_cannot_be_changed():
     with pytest.raises(TypeError):
         TABLE[PRODUCE, 0] = ()  # type: ignore[index]  # that is the point
 
@@ -443,7 +443,7 @@ def test_in_a_transaction_no_batch_ever_gets_other_numbers(code):
             assert row.action not in (Action.RENUMBER, Action.NEW_PRODUCER_ID, Action.RESEND_INNOCENT)
 
 
-def test_a_fenced_epoch_needs_an_abort_with_v2_and_a_new_start_with_v1():
+def test_a_fenced_epoch_requires_an_abort_with_v2_and_a_new_start_with_v1():
     code = ErrorCode.INVALID_PRODUCER_EPOCH
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V2}).action is Action.ABORT
     assert decide(PRODUCE, code, {Condition.TRANSACTION, Condition.V1}).action is Action.REINIT
@@ -597,7 +597,7 @@ def test_an_abort_in_the_wrong_state_has_nothing_to_abort_with_v1_and_is_fenced_
         assert decide(ApiKey.END_TXN, code, {Condition.V2, *unanswered}) == Row(Action.REINIT, NO)
 
 
-def test_offsets_under_an_old_epoch_can_be_aborted_with_v2_only():
+def test_offsets_under_an_old_epoch_can_be_aborted_only_with_v2():
     code = ErrorCode.INVALID_PRODUCER_EPOCH
     assert decide(ApiKey.TXN_OFFSET_COMMIT, code, {Condition.V2}) == Row(Action.ABORT, NO)
     assert decide(ApiKey.TXN_OFFSET_COMMIT, code, {Condition.V1}) == Row(Action.REINIT, NO)
@@ -649,7 +649,7 @@ def test_some_codes_have_no_advice():
     assert advice(ErrorCode.CORRUPT_MESSAGE) == ""
 
 
-def test_a_topic_that_metadata_rejects_permanently_has_an_error_of_its_own():
+def test_a_topic_that_metadata_rejects_permanently_has_its_own_error():
     assert TOPIC_ERRORS == {
         E.INVALID_TOPIC_EXCEPTION: errors.InvalidTopicError,
         E.TOPIC_AUTHORIZATION_FAILED: errors.TopicAuthorizationError,
@@ -657,13 +657,13 @@ def test_a_topic_that_metadata_rejects_permanently_has_an_error_of_its_own():
 
 
 @pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
-def test_a_producer_that_another_one_shuts_out_is_called_fenced(code):
+def test_a_producer_that_another_one_has_replaced_gets_producer_fenced_error(code):
     is_fenced = code in (E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED)
 
     assert reinit_error(code) is (errors.ProducerFencedError if is_fenced else errors.TransactionReinitError)
 
 
-def test_records_are_sent_again_after_these_actions_and_no_others():
+def test_records_are_sent_again_only_after_these_actions():
     assert set(Action) - SENDS_AGAIN == {
         Action.SUCCEED,
         Action.DUPLICATE,

@@ -45,7 +45,7 @@ def written(write, value):
     return bytes(out)
 
 
-# varints
+# Varints
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_bytes_are_copied_out_of_the_frame(write, read):
 
 
 @pytest.mark.parametrize("value", [NIL_UUID, UUID(int=1), UUID(int=2**128 - 1)])
-def test_uuid_round_trips(value):
+def test_a_uuid_round_trips(value):
     assert read_uuid(b"." + value.bytes, 1) == (value, 17)
 
 
@@ -310,7 +310,7 @@ def test_duplicate_tag_is_refused():
         skip_tags(tag_section((5, b"ab"), (5, b"ab")), 0)
 
 
-def test_count_of_tags_that_the_frame_can_not_hold_is_refused():
+def test_a_count_of_tags_that_exceeds_the_frame_is_rejected():
     with pytest.raises(ProtocolError, match="a count of tagged fields of 4294967295"):
         skip_tags(b"\xff\xff\xff\xff\x0f" + bytes(100), 0)
 

@@ -50,7 +50,7 @@ def test_the_frame_contains_the_records_without_a_copy():
     assert b"header" in b"".join(segments)
 
 
-def test_success_for_all_batches_is_reported_by_their_number_in_the_request():
+def test_success_for_all_batches_is_reported_by_their_index_in_the_request():
     asked = request()
     asked.frame(VERSION, ID, "client")
 

@@ -138,7 +138,7 @@ def test_records_of_any_batch_are_read_back(records, base_offset):
 
 @given(records=oracle_records)
 @settings(max_examples=60, deadline=None)
-def test_oracle_writes_what_aiokafka_reads(records):
+def test_aiokafka_reads_batches_of_the_oracle(records):
     batch = encode_batch(records, base_offset=3, producer_id=4, producer_epoch=5, base_sequence=6)
 
     reader = AiokafkaBatch(bytearray(batch))
@@ -156,7 +156,7 @@ def test_oracle_writes_what_aiokafka_reads(records):
 )
 @given(records=oracle_records)
 @settings(max_examples=60, deadline=None)
-def test_oracle_writes_what_aiokafka_writes(records):
+def test_the_oracle_writes_the_same_bytes_as_aiokafka(records):
     builder = AiokafkaBuilder(
         magic=2,
         compression_type=0,
@@ -176,7 +176,7 @@ def test_oracle_writes_what_aiokafka_writes(records):
 
 
 @pytest.mark.promise("Records", "CRC-32C, attributes and sequence numbers are in the batch header")
-def test_oracles_crc_is_castagnolis():
+def test_the_oracles_crc_is_crc_32c():
     assert oracle.crc32c(b"123456789") == 0xE3069283
     assert oracle.crc32c(bytes(range(256)) * 3) == crc32c.crc32c(bytes(range(256)) * 3)
 
@@ -199,7 +199,7 @@ def test_oracles_crc_is_castagnolis():
         (-(2**63), "ffffffffffffffffff01"),
     ],
 )
-def test_varint_has_the_bytes_of_kafkas_byte_utils(value, encoded):
+def test_a_varint_has_the_bytes_of_kafkas_byte_utils(value, encoded):
     assert varint(value).hex() == encoded
     assert recordbatch._varlong(bytes.fromhex(encoded), 0) == (value, len(encoded) // 2)
     if len(encoded) <= 10:
@@ -291,7 +291,7 @@ def test_every_damaged_byte_that_the_crc_covers_is_noticed():
             check_crc(damaged)
 
 
-def test_crc_does_not_cover_what_the_broker_assigns():
+def test_the_crc_does_not_cover_the_fields_that_the_broker_assigns():
     batch = bytearray(encode_batch(RECORDS))
 
     batch[0:8] = (77).to_bytes(8, "big")
@@ -321,7 +321,7 @@ def test_batches_are_split_without_copying():
     assert batches[1] == second
 
 
-def test_no_bytes_are_no_batches():
+def test_no_bytes_contain_no_batches():
     assert list(split_batches(b"")) == []
 
 

@@ -202,7 +202,7 @@ def test_success_is_read_without_the_declared_decoder_in_any_order(version, monk
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_long_name_is_read_by_either_decoder(version):
+def test_a_long_name_is_read_by_one_of_the_two_decoders(version):
     random = Random(version)
     for _ in range(8):
         topics = some_topics(random, long_name=True)

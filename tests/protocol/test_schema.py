@@ -12,7 +12,7 @@ from aioproducer.protocol.schema import LATEST, structs_of, version_range
 @pytest.mark.parametrize(
     ("text", "expected"), [("3+", (3, LATEST)), ("8-10", (8, 10)), ("4", (4, 4)), ("0+", (0, LATEST))]
 )
-def test_versions_are_written_as_in_kafkas_schemas(text, expected):
+def test_versions_are_written_as_in_the_schemas_of_kafka(text, expected):
     assert version_range(text) == VersionRange(*expected)
 
 

@@ -1,5 +1,5 @@
-"""The accumulator without a sender and without sockets: the batches that are due, and the order in which they are
-drained."""
+"""The accumulator without a sender and without sockets: the batches that are due, and the order in which they
+are drained."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.support.accumulator_bench import (
     waiting_sends,
 )
 
-# ------------------------------------------------------------------------------------------------ what is due
+# --------------------------------------------------------------------------------------- batches that are due
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "a batch is due by linger")
-async def test_open_batch_is_due_when_it_has_lingered():
+async def test_an_open_batch_is_due_when_it_has_lingered():
     bench = Bench(linger_ms=50)
     bench.send()
 
@@ -47,7 +47,7 @@ async def test_open_batch_is_due_when_it_has_lingered():
     assert bench.drain() == [batch]
 
 
-async def test_batch_is_due_at_once_without_linger():
+async def test_without_linger_a_batch_is_due_immediately():
     bench = Bench(linger_ms=0)
 
     bench.send()
@@ -69,7 +69,7 @@ async def test_full_batch_is_due_and_the_open_one_behind_it_is_not():
     assert bench.topic.queues[0].tail.state is BatchState.OPEN
 
 
-async def test_open_batch_that_lingered_behind_a_closed_one_goes_out_too():
+async def test_an_open_batch_that_lingered_behind_a_closed_one_is_also_sent():
     bench = Bench(batch_size=1000, linger_ms=50)
     bench.fill()
     tail = bench.topic.queues[0].tail
@@ -80,7 +80,7 @@ async def test_open_batch_that_lingered_behind_a_closed_one_goes_out_too():
     assert bench.drain() == [tail]
 
 
-async def test_open_batch_that_lingered_while_the_one_before_it_was_in_back_off_goes_out_too():
+async def test_an_open_batch_that_lingered_while_the_one_before_it_was_in_back_off_is_also_sent():
     bench = Bench(batch_size=1000, linger_ms=50)
     bench.fill()
     tail = bench.topic.queues[0].tail
@@ -98,7 +98,7 @@ async def test_open_batch_that_lingered_while_the_one_before_it_was_in_back_off_
     assert bench.drain(later=11) == [tail]
 
 
-async def test_open_batch_that_lingered_behind_a_forgotten_one_goes_out():
+async def test_an_open_batch_that_lingered_behind_a_forgotten_one_is_sent():
     bench = Bench(batch_size=1000, linger_ms=50)
     bench.fill()
     closed, tail = bench.topic.queues[0].batches
@@ -125,7 +125,7 @@ async def test_hurried_batch_is_due():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "a batch is due by exhausted memory")
-async def test_everything_is_due_while_somebody_waits_for_memory():
+async def test_everything_is_due_while_a_caller_waits_for_memory():
     bench = Bench([0, 1], buffer_memory=2000, batch_size=1000)
     bench.send(0, b"v" * 900)
     bench.send(1, b"v" * 600)
@@ -154,10 +154,10 @@ async def test_everything_is_due_while_a_flush_runs_and_it_ends_with_the_last_ba
     await turns()
 
     assert flush.done()
-    assert bench.ready() == []  # what came later lingers again
+    assert bench.ready() == []  # records appended afterwards linger again
 
 
-async def test_open_batch_behind_a_full_one_goes_out_in_the_same_pass_while_a_flush_runs():
+async def test_during_a_flush_an_open_batch_behind_a_full_one_is_sent_in_the_same_pass():
     bench = Bench(batch_size=1000)
     bench.fill()
     full, tail = bench.topic.queues[0].batches
@@ -172,7 +172,7 @@ async def test_open_batch_behind_a_full_one_goes_out_in_the_same_pass_while_a_fl
     await flush
 
 
-async def test_flush_without_batches_is_over_at_once():
+async def test_a_flush_without_batches_ends_immediately():
     await asyncio.wait_for(Bench().accumulator.flush(), 1000 * MS)
 
 
@@ -210,7 +210,7 @@ async def test_everything_is_due_once_the_accumulator_is_closed():
     "Rules of Kafka's producer",
     "a partition is ready only if it is not muted, not in back-off, and has a leader that can be sent to",
 )
-async def test_batch_without_a_leader_is_reported_and_goes_to_the_leader_that_comes():
+async def test_a_batch_without_a_leader_is_reported_and_sent_to_the_later_leader():
     bench = Bench([NO_NODE], linger_ms=0)
     bench.send()
 
@@ -233,7 +233,7 @@ async def test_batches_follow_their_leader():
     assert partitions_of(bench.drain(1)) == [0]
 
 
-async def test_batches_of_a_topic_that_metadata_forgot_wait_for_a_leader():
+async def test_batches_of_a_topic_missing_from_metadata_wait_for_a_leader():
     bench = Bench(linger_ms=0)
     bench.send()
 
@@ -249,7 +249,7 @@ async def test_batches_of_a_topic_that_metadata_forgot_wait_for_a_leader():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "the sender sleeps until the earliest event that may need it"
 )
-async def test_when_to_look_again_is_the_first_of_linger_back_off_and_deadline():
+async def test_the_next_pass_is_at_the_first_end_of_a_linger_back_off_or_deadline():
     bench = Bench([0, 1, 2], linger_ms=5000, delivery_timeout_ms=40_000)
     assert bench.accumulator.ready(bench.loop.time())[1] is None
     bench.send(0)
@@ -282,7 +282,7 @@ async def test_cost_of_ready_does_not_depend_on_idle_partitions(monkeypatch):
 
     monkeypatch.setattr(accumulator, "PartitionQueue", CountedQueue)
     bench = Bench([number % 3 for number in range(2000)], batch_size=1000, linger_ms=50)
-    # Most had a batch once.
+    # Most partitions had a batch earlier.
     for partition in range(1000):
         bench.send(partition)
     bench.ready(later=1)
@@ -335,7 +335,7 @@ async def test_sender_is_woken_for_the_first_open_batch_and_not_for_each_record(
     assert bench.wake.counted() == 0
 
 
-async def test_sender_is_not_woken_for_a_new_batch_whose_linger_ends_later_than_that_of_another():
+async def test_the_sender_is_not_woken_for_a_new_batch_whose_linger_ends_later_than_that_of_another():
     bench = Bench([0, 1, 2])
     bench.send(0)
     bench.wake.counted()
@@ -379,7 +379,7 @@ async def test_sender_is_woken_for_each_batch_without_linger():
     "Rules of Kafka's producer",
     "the sender is woken for batches that are new, full or must go, not for every record",
 )
-async def test_sender_is_woken_by_who_waits_for_memory_and_by_flush():
+async def test_the_sender_is_woken_by_a_wait_for_memory_and_by_flush():
     bench = small_bench()
     bench.wake.counted()
 
@@ -393,7 +393,7 @@ async def test_sender_is_woken_by_who_waits_for_memory_and_by_flush():
     await flush
 
 
-async def test_sender_is_woken_for_a_retry_at_once_and_sets_its_timer_for_a_later_one():
+async def test_the_sender_is_woken_for_an_immediate_retry_and_sets_its_timer_for_a_later_one():
     bench = Bench(linger_ms=0)
     bench.send()
     [batch] = bench.drain()
@@ -433,7 +433,7 @@ async def test_drain_keeps_the_order_of_a_partition():
     assert len(drained) == 5
 
 
-async def test_drain_takes_what_is_due_for_its_node_only():
+async def test_drain_takes_only_batches_that_are_due_for_its_node():
     bench = Bench([0, 1, 0], linger_ms=0)
     for partition in range(3):
         bench.send(partition)
@@ -446,7 +446,7 @@ async def test_drain_takes_what_is_due_for_its_node_only():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "a request contains several partitions, up to `max_request_size`"
 )
-async def test_drain_stops_at_max_request_size_and_goes_on_where_it_stopped():
+async def test_drain_stops_at_max_request_size_and_continues_where_it_stopped():
     bench = Bench([0] * 5, batch_size=1000, max_request_size=2100)
     for partition in range(5):
         bench.fill(partition, batches=2)
@@ -460,9 +460,9 @@ async def test_drain_stops_at_max_request_size_and_goes_on_where_it_stopped():
     assert requests == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
 
 
-async def test_first_batch_above_max_request_size_goes_alone():
+async def test_a_first_batch_above_max_request_size_is_drained_alone():
     bench = Bench([0, 0, 0], batch_size=4000, max_request_size=1500, linger_ms=0)
-    bench.accumulator.batch_limit = 4000  # by itself a batch is bounded by both settings
+    bench.accumulator.batch_limit = 4000  # alone, a batch is limited by both settings
     bench.send(0, b"small")
     for _ in range(3):
         bench.send(1, b"v" * 1000)
@@ -488,7 +488,7 @@ async def test_blocked_partition_never_stops_its_neighbours():
 
     assert partitions_of(bench.drain(may_send=may_send)) == [1, 3]
     assert asked == [0, 1, 2, 3]
-    # It is still due, and open batches stay open while they are blocked.
+    # The blocked batches are still due; open batches stay open while they are blocked.
     assert partitions_of(bench.drain()) == [0, 2]
 
 
@@ -504,7 +504,7 @@ async def test_blocked_open_batch_keeps_filling():
     assert batch.record_count == 2
 
 
-async def test_partition_that_was_held_back_is_drained_after_an_answer():
+async def test_a_partition_that_was_held_back_is_drained_after_an_answer():
     bench = Bench(batch_size=1000)
     bench.fill(batches=2)
     bench.ready()
@@ -521,7 +521,7 @@ async def test_partition_that_was_held_back_is_drained_after_an_answer():
 
 
 @pytest.mark.promise("Records", "large batches are compressed in a thread")
-async def test_batch_that_is_being_compressed_waits_and_its_neighbours_do_not():
+async def test_a_batch_that_is_being_compressed_waits_but_its_neighbours_do_not():
     bench = Bench([0, 0], batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
     bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.send(1, b"v" * 100)
@@ -539,7 +539,7 @@ async def test_batch_that_is_being_compressed_waits_and_its_neighbours_do_not():
 
 
 @pytest.mark.promise("Records", "large batches are compressed in a thread")
-async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
+async def test_a_batch_that_cannot_be_compressed_is_sent_uncompressed(caplog):
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
 
     def broken(data: object) -> bytes:
@@ -557,7 +557,7 @@ async def test_batch_that_can_not_be_compressed_goes_uncompressed(caplog):
     assert "broken codec" in caplog.text
 
 
-async def test_batch_that_expires_while_it_is_compressed_is_not_brought_back():
+async def test_a_batch_that_expires_while_it_is_compressed_does_not_return_to_its_queue():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
     bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
@@ -573,7 +573,7 @@ async def test_batch_that_expires_while_it_is_compressed_is_not_brought_back():
 
 @pytest.mark.promise("Public API", "a record can have its own `timeout=`")
 @pytest.mark.parametrize("linger_ms", [0, LONG])
-async def test_batch_ends_with_the_last_of_its_records_and_returns_its_memory_at_once(linger_ms):
+async def test_a_batch_ends_with_its_last_record_and_returns_its_memory_immediately(linger_ms):
     bench = Bench(linger_ms=linger_ms)
     late = [bench.send(), bench.send()]
     flushing = asyncio.ensure_future(bench.accumulator.flush())
@@ -594,7 +594,7 @@ async def test_batch_ends_with_the_last_of_its_records_and_returns_its_memory_at
     assert batch is kept.batch
 
 
-async def test_batch_that_ends_with_its_last_record_while_it_is_compressed_is_not_brought_back():
+async def test_a_batch_whose_records_all_end_while_it_is_compressed_does_not_return_to_its_queue():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", linger_ms=0)
     late = bench.send(0, b"v" * 2 * batch_compressor.SMALL)
     bench.drain()
@@ -609,7 +609,7 @@ async def test_batch_that_ends_with_its_last_record_while_it_is_compressed_is_no
     assert bench.memory.available == bench.memory.total
 
 
-async def test_batches_behind_one_that_ended_with_its_last_record_are_sent():
+async def test_batches_behind_one_whose_records_have_all_ended_are_sent():
     bench = Bench(linger_ms=0, batch_size=1)
     late, kept = bench.send(0), bench.send(0, b"kept")
 
@@ -656,7 +656,7 @@ async def test_large_batch_that_lost_a_record_is_compressed_again_by_a_thread(le
     bench.accumulator.withdraw(sent[3], DeliveryError("too late"))
     behind = bench.send(0, b"behind")
 
-    assert bench.drain() == [], "nothing overtakes it meanwhile"
+    assert bench.drain() == [], "the batch behind it must not overtake it"
     assert sent[0].batch.is_being_compressed
     bench.executor.work()
     await turns()
@@ -668,7 +668,7 @@ async def test_large_batch_that_lost_a_record_is_compressed_again_by_a_thread(le
 
 
 @pytest.mark.promise("Public API", "a record can have its own `timeout=`")
-async def test_time_outs_can_not_keep_a_batch_in_the_compressing_thread():
+async def test_timeouts_cannot_keep_a_batch_in_the_compressing_thread():
     bench = Bench(batch_size=64 * 1024, compression_type="gzip", compression_level=9, linger_ms=0)
     sent = large_batch_of_records_with_timeouts(bench)
     for late in sent[: accumulator.MOST_REBUILDS]:
@@ -687,7 +687,7 @@ async def test_time_outs_can_not_keep_a_batch_in_the_compressing_thread():
     assert [(await delivery).offset for delivery in sent[accumulator.MOST_REBUILDS + 1 :]] == list(range(6))
 
 
-async def test_small_batch_that_lost_a_record_is_compressed_in_the_loop_as_any_small_one():
+async def test_a_small_batch_that_lost_a_record_is_compressed_in_the_loop_like_any_small_one():
     bench = Bench(compression_type="gzip", compression_level=1, batch_size=1000, linger_ms=0)
     sent = [bench.send(0, b"v" * 300) for _ in range(4)]
     closed = sent[0].batch
@@ -740,7 +740,7 @@ async def test_requeued_batches_are_in_the_order_in_which_they_were_opened():
     "Rules of Kafka's producer",
     "a partition is ready only if it is not muted, not in back-off, and has a leader that can be sent to",
 )
-async def test_partition_in_back_off_is_not_drained_before_its_time():
+async def test_a_partition_in_back_off_is_not_drained_before_its_time():
     bench = Bench([0, 0], linger_ms=0)
     bench.send(0)
     bench.send(1)
@@ -763,7 +763,7 @@ async def test_partition_in_back_off_is_not_drained_before_its_time():
     "Rules of Kafka's producer",
     "a partition is ready only if it is not muted, not in back-off, and has a leader that can be sent to",
 )
-async def test_back_off_holds_also_for_newer_batches_flush_and_memory_waiters():
+async def test_back_off_also_applies_to_newer_batches_flush_and_memory_waiters():
     bench = Bench(batch_size=1000)
     bench.fill()
     bench.ready()
@@ -832,7 +832,7 @@ def lingered(bench: Bench) -> list[ProducerBatch]:
 @pytest.mark.promise(
     "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
 )
-async def test_sticky_partition_is_left_after_16_kib_once_its_batch_was_sent():
+async def test_a_sticky_partition_is_left_after_16_kib_once_its_batch_was_sent():
     bench = Bench([0] * 12, linger_ms=5)
     sticky = bench.send(None, b"v" * 17_000).topic_partition.partition
     [batch] = lingered(bench)
@@ -841,7 +841,7 @@ async def test_sticky_partition_is_left_after_16_kib_once_its_batch_was_sent():
     bench.succeed(batch)
 
 
-async def test_sticky_partition_stays_while_it_had_less_than_16_kib_though_its_batch_was_sent():
+async def test_a_sticky_partition_stays_below_16_kib_although_its_batch_was_sent():
     bench = Bench([0] * 12, linger_ms=5)
     sticky = bench.send(None, b"v" * 15_000).topic_partition.partition
     [batch] = lingered(bench)
@@ -862,8 +862,8 @@ async def test_sticky_partition_stays_while_its_batch_fills():
     bench.succeed(full, last)
 
 
-async def test_the_load_of_many_partitions_is_not_looked_at_with_every_switch(monkeypatch):
-    """With 10,000 partitions one check takes 10 ms."""
+async def test_the_load_of_many_partitions_is_not_checked_at_every_switch(monkeypatch):
+    """With 10,000 partitions, one check takes 10 ms."""
     looks = []
     monkeypatch.setattr(UniformSticky, "update_load", lambda *load, total: looks.append(total))
     bench = Bench([0] * 10_000, batch_size=1000)
@@ -881,7 +881,7 @@ async def test_the_load_of_many_partitions_is_not_looked_at_with_every_switch(mo
     assert looks == [10_000] * 2
 
 
-async def test_sticky_partition_is_one_with_a_leader():
+async def test_the_sticky_partition_is_one_with_a_leader():
     bench = Bench([NO_NODE, 0, NO_NODE, 1])
 
     used = {bench.send(None, b"v" * 30_000).topic_partition.partition for _ in range(60)}
@@ -889,7 +889,7 @@ async def test_sticky_partition_is_one_with_a_leader():
     assert used == {1, 3}
 
 
-async def test_sticky_partition_is_any_if_none_has_a_leader():
+async def test_the_sticky_partition_is_any_one_if_none_has_a_leader():
     bench = Bench([NO_NODE] * 4)
 
     used = {bench.send(None, b"v" * 30_000).topic_partition.partition for _ in range(60)}
@@ -928,7 +928,7 @@ async def test_adaptive_sticky_partitioning_prefers_short_queues():
 # ----------------------------------------------------------------------------------------------------- topics
 
 
-async def test_new_partitions_of_a_topic_are_taken_over():
+async def test_new_partitions_of_a_topic_are_added():
     bench = Bench([0])
 
     bench.accumulator.update_leaders(cluster_of(topic_info([0, 1, 2])))
@@ -937,7 +937,7 @@ async def test_new_partitions_of_a_topic_are_taken_over():
     assert bench.accumulator.topics["orders"] is bench.topic
 
 
-async def test_queue_of_a_partition_is_the_same_after_its_topic_was_forgotten():
+async def test_a_partition_keeps_its_queue_after_its_topic_was_forgotten():
     bench = Bench([0, 1])
     queues = list(bench.topic.queues)
 
@@ -947,7 +947,7 @@ async def test_queue_of_a_partition_is_the_same_after_its_topic_was_forgotten():
     assert topic.queues == queues
 
 
-async def test_record_that_waited_for_memory_while_its_topic_was_forgotten_still_finds_a_partition():
+async def test_a_record_that_waited_for_memory_while_its_topic_was_forgotten_still_gets_a_partition():
     bench = Bench([0, 0, 0], batch_size=1000)
     topic: Topic = bench.topic
     bench.send(None)
@@ -959,7 +959,7 @@ async def test_record_that_waited_for_memory_while_its_topic_was_forgotten_still
         assert delivery.topic_partition.partition in range(3)
 
 
-async def test_topic_that_was_made_anew_with_fewer_partitions_gets_no_record_for_those_that_are_gone():
+async def test_a_topic_re_created_with_fewer_partitions_gets_no_record_for_the_missing_ones():
     bench = Bench([0, 1, 2, 0])
 
     bench.accumulator.update_leaders(cluster_of(topic_info([0, 1], topic_id=2)))
@@ -971,7 +971,7 @@ async def test_topic_that_was_made_anew_with_fewer_partitions_gets_no_record_for
     assert {delivery.topic_partition.partition for delivery in deliveries} == {0, 1}
 
 
-# ------------------------------------------------------------------------------------------------ all of it at once
+# ------------------------------------------------------------------------------------------------------ random runs
 
 
 def check_invariants(bench: Bench) -> None:
@@ -987,7 +987,7 @@ def check_invariants(bench: Bench) -> None:
 
 @pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
 @pytest.mark.parametrize("seed", range(25))
-async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_can_be_drained(seed):
+async def test_in_random_runs_memory_is_exact_order_is_kept_and_due_batches_can_be_drained(seed):
     random = Random(seed)
     codec = random.choice(["none", "gzip"])
     bench = Bench([0, 1, 2, 0], batch_size=2000, buffer_memory=30_000, compression_type=codec, linger_ms=1000)
@@ -1049,7 +1049,7 @@ async def test_whatever_happens_memory_is_exact_order_is_kept_and_what_is_due_ca
         now += random.choice([0, 0.01, 0.3])
         check_invariants(bench)
 
-    # Everything calms down: all of it can be sent.
+    # At the end, everything can be sent.
     leaders[:] = [0, 1, 2, 0]
     bench.accumulator.update_leaders(cluster_of(topic_info(leaders)))
     now += 1000

@@ -1,5 +1,5 @@
-"""The memory of batches: counted exactly on every path, bounded, and passed to waiting callers, first come first
-served."""
+"""The memory of batches: counted exactly on every path, bounded, and passed to waiting callers, first come
+first served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.accumulator_bench import (
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
-async def test_memory_is_what_the_batches_reserve_and_all_of_it_comes_back():
+async def test_the_used_memory_is_what_the_batches_reserve_and_all_of_it_is_returned():
     bench = Bench([0, 1], batch_size=4096)
     bench.check_memory()
     for number in range(200):
@@ -54,7 +54,7 @@ async def test_memory_is_what_the_batches_reserve_and_all_of_it_comes_back():
 
 
 @pytest.mark.promise("Rules of Kafka's producer", "a closing batch returns the memory that it does not need")
-async def test_closing_a_batch_returns_what_it_does_not_need():
+async def test_closing_a_batch_returns_unneeded_memory():
     bench = Bench(batch_size=16_384)
     bench.topic.queues[0].size_hint = 10_000
     bench.send()
@@ -121,7 +121,7 @@ async def test_built_batch_takes_its_memory_when_it_is_sent_and_returns_it():
     assert (await delivery).offset == 0
 
 
-async def test_built_batch_goes_behind_what_was_sent_before_and_closes_it():
+async def test_a_built_batch_follows_the_records_sent_before_and_closes_their_batch():
     bench = Bench()
     bench.send()
     built = BatchBuilder(PartitionQueue("", -1), bench.loop, 1000)
@@ -136,7 +136,7 @@ async def test_built_batch_goes_behind_what_was_sent_before_and_closes_it():
     assert [batch.order for batch in queue.batches] == sorted(batch.order for batch in queue.batches)
 
 
-async def test_built_batch_without_memory_for_it_can_be_sent_later():
+async def test_a_built_batch_for_which_memory_is_missing_can_be_sent_later():
     bench = Bench(buffer_memory=2000, batch_size=1900)
     bench.send(value=b"v" * 900)
     built = BatchBuilder(PartitionQueue("", -1), bench.loop, 1900)
@@ -150,7 +150,7 @@ async def test_built_batch_without_memory_for_it_can_be_sent_later():
     assert bench.accumulator.append_built(bench.topic.queues[0], built) is not None
 
 
-async def test_record_larger_than_batch_size_has_a_batch_of_its_own():
+async def test_a_record_larger_than_batch_size_has_its_own_batch():
     bench = Bench(batch_size=1000)
     bench.send(value=b"small")
     bench.send(value=b"v" * 5000)
@@ -163,7 +163,7 @@ async def test_record_larger_than_batch_size_has_a_batch_of_its_own():
 
 
 @pytest.mark.promise("Rules of Kafka's producer", "a record larger than `batch_size` has a batch of its own")
-async def test_record_larger_than_batch_size_is_due_at_once_because_its_batch_is_full():
+async def test_a_record_larger_than_batch_size_is_due_immediately_because_its_batch_is_full():
     bench = Bench(batch_size=1000)
     bench.wake.counted()
 
@@ -174,7 +174,7 @@ async def test_record_larger_than_batch_size_is_due_at_once_because_its_batch_is
     assert len(bench.drain()) == 1
 
 
-async def test_batch_starts_with_what_its_predecessor_used():
+async def test_a_batch_starts_with_the_size_of_its_predecessor():
     bench = Bench(batch_size=100_000, linger_ms=0)
     bench.send(value=b"v" * 50)
     assert bench.reserved == accumulator.SMALLEST_BATCH
@@ -195,7 +195,7 @@ async def test_batch_starts_with_what_its_predecessor_used():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "buffer memory is bounded, with waiters first in, first out"
 )
-async def test_full_buffer_is_bounded_and_its_waiters_are_counted():
+async def test_a_full_buffer_stays_bounded_and_its_waiters_are_counted():
     bench = small_bench()
 
     async with waiting_sends(bench, [b"v" * 900] * 5) as tasks:
@@ -231,10 +231,10 @@ async def test_waiters_are_served_first_come_first_served():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "buffer memory is bounded, with waiters first in, first out"
 )
-async def test_newcomer_never_overtakes_a_waiter_even_if_it_would_fit():
+async def test_a_newcomer_never_overtakes_a_waiter_even_if_its_record_would_fit():
     bench = small_bench()
     async with waiting_sends(bench, [b"v" * 900]) as tasks:
-        # 1 byte of records fits into what is left, 900 do not.
+        # 1 byte of records fits into the remaining memory, 900 bytes do not.
         newcomer = asyncio.ensure_future(bench.path.send("orders", b"n", partition=0))
         await turns()
         assert bench.memory.waiters == 2
@@ -252,7 +252,7 @@ async def test_newcomer_never_overtakes_a_waiter_even_if_it_would_fit():
 
 
 @pytest.mark.promise("Public API", "callers that wait for room are served first come, first served")
-async def test_exactly_those_waiters_that_fit_are_woken():
+async def test_exactly_those_waiters_whose_records_fit_are_woken():
     bench = Bench(buffer_memory=4000, batch_size=1100)
     for _ in range(3):
         bench.send(value=b"v" * 1000)
@@ -275,7 +275,7 @@ async def test_exactly_those_waiters_that_fit_are_woken():
     await turns()
 
     assert [task.done() for task in tasks] == [True] * 2 + [False] * 18
-    assert attempts == {0: 2, 1: 2, 2: 1}, "whoever is first is tried once each time that memory comes back"
+    assert attempts == {0: 2, 1: 2, 2: 1}, "each return of memory causes one attempt of the first waiter"
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -319,7 +319,7 @@ async def test_waiter_gives_up_after_max_block():
     bench.send(value=b"v" * 900)
 
 
-async def test_waiter_behind_another_gives_up_after_max_block_too():
+async def test_a_waiter_behind_another_also_gives_up_after_max_block():
     bench = small_bench(max_block_ms=20)
 
     async with waiting_sends(bench, [b"v" * 900] * 3) as tasks:
@@ -337,7 +337,7 @@ async def test_max_block_of_zero_does_not_wait():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "buffer memory is returned on every path")
-async def test_cancelled_waiter_leaks_nothing_and_the_next_one_has_its_turn():
+async def test_a_cancelled_waiter_leaks_nothing_and_the_next_one_is_served():
     bench = small_bench()
 
     async with waiting_sends(bench, [b"v" * 900] * 3) as (first, second, third):
@@ -363,13 +363,13 @@ async def test_cancelled_waiter_leaks_nothing_and_the_next_one_has_its_turn():
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "buffer memory is returned on every path")
-async def test_waiter_that_is_cancelled_when_its_record_was_appended_detaches_itself_only():
+async def test_a_waiter_that_is_cancelled_after_its_append_detaches_only_itself():
     bench = small_bench()
 
     async with waiting_sends(bench, [b"v" * 900] * 2) as (first, second):
         bench.ready()
         bench.succeed(*bench.drain())
-        first.cancel()  # in the same turn in which its record found room
+        first.cancel()  # in the turn in which its record was appended
         await turns()
 
         assert first.cancelled()
@@ -381,7 +381,7 @@ async def test_waiter_that_is_cancelled_when_its_record_was_appended_detaches_it
         bench.check_memory()
 
 
-async def test_waiter_whose_time_is_over_in_the_turn_of_its_append_has_its_delivery(monkeypatch):
+async def test_a_waiter_that_times_out_in_the_turn_of_its_append_gets_its_delivery(monkeypatch):
     """The record is in the buffer, so an error that claims otherwise would be wrong."""
 
     @asynccontextmanager
@@ -403,7 +403,7 @@ async def test_waiter_whose_time_is_over_in_the_turn_of_its_append_has_its_deliv
     assert bench.memory.waiters == 0
 
 
-async def test_close_fails_all_waiters_and_those_who_come_later():
+async def test_close_fails_all_waiters_and_later_callers():
     bench = small_bench()
 
     async with waiting_sends(bench, [b"v" * 900] * 3) as tasks:
@@ -420,7 +420,7 @@ async def test_close_fails_all_waiters_and_those_who_come_later():
 # ------------------------------------------------------------------------------------------ unretrieved errors
 
 
-async def test_failed_records_that_nobody_looked_at_are_logged_once_for_each_topic_and_error(caplog):
+async def test_unretrieved_failures_are_logged_once_for_each_topic_and_error(caplog):
     bench = Bench([0, 1])
     for _ in range(3):
         bench.send(0, b"secret")

@@ -18,7 +18,7 @@ from tests.support.accumulator_bench import LONG, turns
 
 
 class Buffer:
-    """Return a full buffer of 10 bytes, and its lock."""
+    """A full buffer of 10 bytes, and its lock."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class Buffer:
         self.appended: list[str] = []
 
     def append(self, name: str) -> Callable[[], str | None]:
-        """Append 4 bytes, if there is room."""
+        """Return a function that appends 4 bytes if there is room."""
 
         def attempt() -> str | None:
             if not self.memory.take(4):
@@ -43,7 +43,7 @@ class Buffer:
         return attempt
 
     async def waiting(self, *names: str, seconds: float = LONG) -> list[asyncio.Task[str]]:
-        """Tasks that wait to append, in this order."""
+        """Return tasks that wait to append, in this order."""
         deadline = self.loop.time() + seconds
         tasks = [asyncio.create_task(self.lock.append(self.append(name), deadline)) for name in names]
         await turns()
@@ -61,7 +61,7 @@ async def test_lock_is_locked_while_callers_wait():
     tasks = await buffer.waiting("a", "b")
     assert buffer.lock.locked()
     assert buffer.memory.waiters == 2
-    assert buffer.wake.is_set(), "everything that is buffered is due"
+    assert buffer.wake.is_set(), "the sender is woken, because everything in the buffer is due"
 
     buffer.give(8)
     assert not buffer.lock.locked()
@@ -69,13 +69,13 @@ async def test_lock_is_locked_while_callers_wait():
     assert await asyncio.gather(*tasks) == ["a", "b"]
 
 
-async def test_returned_memory_serves_as_many_callers_as_it_suffices_for_in_their_order():
+async def test_returned_memory_serves_as_many_callers_as_possible_in_order():
     buffer = Buffer()
     tasks = await buffer.waiting("a", "b", "c")
 
     buffer.give(9)
 
-    assert buffer.appended == ["a", "b"], "in this turn of the loop"
+    assert buffer.appended == ["a", "b"], "both are served in this turn of the loop"
     assert buffer.lock.locked()
     buffer.give(1)
     buffer.give(2)
@@ -83,7 +83,7 @@ async def test_returned_memory_serves_as_many_callers_as_it_suffices_for_in_thei
     assert await asyncio.gather(*tasks) == ["a", "b", "c"]
 
 
-async def test_cancelled_caller_leaves_the_queue_to_those_behind_it():
+async def test_a_cancelled_caller_leaves_the_queue():
     buffer = Buffer()
     tasks = await buffer.waiting("a", "b")
     tasks[0].cancel()
@@ -107,7 +107,7 @@ async def test_caller_waits_until_its_deadline():
     assert not buffer.lock.locked()
 
 
-async def test_failed_append_reaches_its_caller_and_no_other():
+async def test_the_error_of_an_append_is_raised_only_in_its_caller():
     buffer = Buffer()
 
     def fail() -> None:
@@ -123,7 +123,7 @@ async def test_failed_append_reaches_its_caller_and_no_other():
     assert await waiting == "a"
 
 
-async def test_closed_lock_fails_those_who_wait_and_those_who_come_later():
+async def test_a_closed_lock_fails_waiting_and_later_callers():
     buffer = Buffer()
     [waiting] = await buffer.waiting("a")
 

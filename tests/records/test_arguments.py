@@ -1,4 +1,4 @@
-"""Checks of arguments: what they accept, and what their errors show."""
+"""Checks of arguments: the values that they accept, and the text of their errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aioproducer.records.arguments import check_is_bytes, check_target, check_ti
 
 
 @pytest.mark.parametrize("data", [b"", bytearray(b"v"), memoryview(b"v")])
-def test_a_buffer_is_a_key_or_a_value(data):
+def test_a_buffer_is_accepted_as_a_key_or_a_value(data):
     check_is_bytes(data, "value")
 
 
 @pytest.mark.parametrize("part", ["key", "value"])
-def test_the_error_of_anything_else_names_its_type_and_the_serializer_but_not_the_content(part):
+def test_the_error_for_anything_else_names_its_type_and_the_serializer_but_not_the_content(part):
     with pytest.raises(InvalidRecordError) as caught:
         check_is_bytes("secret", part)
 

@@ -21,7 +21,7 @@ IDENTITY = ProducerIdentity(4711, 3)
 RECORDS = [OracleRecord(1000 + number, b"key", b"value" * 20, [("name", b"value")]) for number in range(20)]
 
 OPEN, CLOSED, IN_FLIGHT, DONE = BatchState.OPEN, BatchState.CLOSED, BatchState.IN_FLIGHT, BatchState.DONE
-# What moves a batch to a state, by the state.
+# The methods that move a batch to another state, with their allowed states.
 UNFINISHED = {OPEN, CLOSED, IN_FLIGHT}
 MOVES = [
     pytest.param(ProducerBatch.close, {OPEN}, CLOSED, id="close"),
@@ -63,7 +63,7 @@ def sent_bytes(batch: ProducerBatch) -> bytes:
 @pytest.mark.promise("Docs", "DESIGN shows the state tables")
 @pytest.mark.parametrize(("move", "legal", "to"), MOVES)
 @pytest.mark.parametrize("state", BatchState)
-def test_each_method_that_moves_a_batch_does_so_from_the_legal_states_only(state, move, legal, to):
+def test_each_method_that_moves_a_batch_does_so_only_from_the_legal_states(state, move, legal, to):
     batch = batch_in(state)
 
     if state in legal:
@@ -75,7 +75,7 @@ def test_each_method_that_moves_a_batch_does_so_from_the_legal_states_only(state
         assert batch.state is state
 
 
-def test_attempts_and_the_broker_are_noted():
+def test_attempts_and_the_broker_are_recorded():
     batch = batch_in(CLOSED)
 
     batch.mark_sent(7)
@@ -85,7 +85,7 @@ def test_attempts_and_the_broker_are_noted():
     assert (batch.attempts, batch.broker) == (2, 8)
 
 
-def test_outcome_is_unknown_once_an_attempt_may_have_been_persisted():
+def test_the_outcome_is_unknown_once_an_attempt_may_have_been_persisted():
     batch = batch_in(CLOSED)
     assert batch.outcome is Outcome.NOT_PERSISTED
 
@@ -97,7 +97,7 @@ def test_outcome_is_unknown_once_an_attempt_may_have_been_persisted():
 # -------------------------------------------------------------------------------------------- closing and memory
 
 
-def test_closing_gives_back_what_was_reserved_in_vain():
+def test_closing_returns_the_unused_reservation():
     batch = new_batch(capacity=10_000)
     batch.try_append(b"v", None, 1, None)
 
@@ -117,7 +117,7 @@ def test_closing_keeps_a_surplus_that_is_not_worth_a_copy():
     assert batch.take_reserved() == 64
 
 
-def test_records_can_not_be_looked_at_while_they_may_still_move():
+def test_records_cannot_be_read_while_their_buffer_may_still_move():
     with pytest.raises(AssertionError):
         _ = batch_in(OPEN).records
 
@@ -126,7 +126,7 @@ def test_records_can_not_be_looked_at_while_they_may_still_move():
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_compressed_batch_is_what_the_oracle_writes_round_the_same_payload(codec):
+def test_a_compressed_batch_is_what_the_oracle_writes_around_the_same_payload(codec):
     batch = filled()
     payload = compressor(codec)(batch.payload)
 
@@ -149,7 +149,7 @@ def test_payload_that_did_not_shrink_is_sent_uncompressed():
     assert sent_bytes(batch) == encode_batch(RECORDS)
 
 
-def test_compression_that_comes_after_the_end_changes_nothing():
+def test_compression_that_ends_after_the_batch_changes_nothing():
     batch = filled()
     batch.give_up(DeliveryError("expired"))
 
@@ -191,7 +191,7 @@ def test_records_are_sent_without_being_copied():
     assert payload.readonly
 
 
-def test_batch_can_be_numbered_anew_while_nothing_was_persisted():
+def test_a_batch_can_be_numbered_again_while_nothing_was_persisted():
     batch = filled()
     assert not batch.is_numbered
     batch.number(IDENTITY, 17)
@@ -208,7 +208,7 @@ def test_batch_can_be_numbered_anew_while_nothing_was_persisted():
     assert sent_bytes(batch) == encode_batch(RECORDS)
 
 
-def test_batch_that_may_be_persisted_is_never_numbered_again():
+def test_a_batch_that_may_be_persisted_is_never_numbered_again():
     batch = filled()
     batch.number(IDENTITY, 17)
     before = sent_bytes(batch)
@@ -268,7 +268,7 @@ async def test_withdrawn_records_are_left_out_of_the_bytes_that_are_sent(codec):
     assert [delivery.exception() is not None for delivery in late] == [True] * 3
 
 
-def test_numbered_batch_takes_no_withdrawal():
+def test_no_record_can_be_withdrawn_from_a_numbered_batch():
     batch = filled()
     batch.number(IDENTITY, 0)
 
@@ -290,11 +290,11 @@ async def test_flush_wait_ends_with_its_last_batch():
     assert waiting.future.done()
 
 
-async def test_flush_wait_for_nothing_is_over_at_once():
+async def test_a_flush_wait_for_nothing_ends_immediately():
     assert FlushWait(asyncio.get_running_loop(), []).future.done()
 
 
-async def test_flush_wait_that_was_cancelled_is_left_alone():
+async def test_a_cancelled_flush_wait_is_left_alone():
     loop = asyncio.get_running_loop()
     waiting = FlushWait(loop, [new_batch(loop)])
     waiting.future.cancel()
@@ -311,7 +311,7 @@ def builder(limit: int = 1000) -> BatchBuilder:
     return BatchBuilder(PartitionQueue("", -1), None, limit)
 
 
-def test_builder_says_where_each_record_is_and_how_large():
+def test_a_builder_returns_the_position_and_size_of_each_record():
     built = builder()
     assert built.record_count() == 0
     assert built.size() == HEADER_SIZE
@@ -328,14 +328,14 @@ def test_builder_says_where_each_record_is_and_how_large():
     )
 
 
-def test_builder_gives_the_time_stamp_of_the_record_that_was_appended():
+def test_a_builder_returns_the_timestamp_of_the_appended_record():
     built = builder()
     built.append(key=None, value=b"later", timestamp=17)
 
     assert built.append(key=None, value=b"earlier", timestamp=5).timestamp == 5
 
 
-def test_full_builder_takes_no_record_and_says_so():
+def test_a_full_builder_accepts_no_record_and_says_so():
     built = builder(limit=200)
     while built.append(key=None, value=b"v" * 30, timestamp=1) is not None:
         pass
@@ -348,7 +348,7 @@ def test_full_builder_takes_no_record_and_says_so():
 
 
 @pytest.mark.parametrize("limit", [0, 1, 1000])
-def test_builder_takes_one_record_that_is_larger_than_the_batch(limit):
+def test_a_builder_accepts_one_record_that_is_larger_than_the_batch(limit):
     built = builder(limit)
 
     assert built.append(key=None, value=b"v" * 5000, timestamp=1) is not None
@@ -359,7 +359,7 @@ def test_builder_takes_one_record_that_is_larger_than_the_batch(limit):
     assert sent_bytes(batch) == encode_batch([OracleRecord(1, None, b"v" * 5000)])
 
 
-def test_closed_builder_takes_no_record():
+def test_a_closed_builder_accepts_no_record():
     built = builder()
     built.append(key=None, value=b"v", timestamp=1)
 
@@ -369,7 +369,7 @@ def test_closed_builder_takes_no_record():
     assert built.take().record_count == 1
 
 
-def test_bad_record_leaves_the_builder_as_it_was():
+def test_an_invalid_record_leaves_the_builder_unchanged():
     built = builder()
     built.append(key=None, value=b"v", timestamp=1)
     size = built.size()
@@ -380,7 +380,7 @@ def test_bad_record_leaves_the_builder_as_it_was():
     assert (built.size(), built.record_count()) == (size, 1)
 
 
-def test_empty_builder_can_not_be_sent():
+def test_empty_builder_cannot_be_sent():
     with pytest.raises(IllegalStateError, match="empty"):
         builder().take()
 
@@ -388,14 +388,14 @@ def test_empty_builder_can_not_be_sent():
 def test_builder_can_be_sent_once():
     built = builder()
     built.append(key=None, value=b"v", timestamp=1)
-    built.take().enter(PartitionQueue("orders", 0), (0, 0), 0.0, 1.0, lambda batch: None)
+    built.take().enter(PartitionQueue("orders", 0), (0, 0), 0.0, 1.0)
 
     with pytest.raises(IllegalStateError, match="sent before"):
         built.take()
     assert built.append(key=None, value=b"v", timestamp=1) is None
 
 
-def test_builder_that_found_no_memory_can_be_sent_later():
+def test_a_builder_for_which_memory_was_missing_can_be_sent_later():
     built = builder()
     built.append(key=None, value=b"v", timestamp=1)
 

@@ -20,7 +20,7 @@ from tests.support.producing import producing, values, within
 KIB = 1024
 BATCH = 64 * KIB
 VALUE = b"0123456789abcdef" * (BATCH // 16)
-"""With the overhead of a record, this value needs a batch of its own."""
+"""A value that needs its own batch, together with the overhead of a record."""
 
 
 def bench_with(processors: int, partitions: int = 32, codec: str = "lz4", **settings: object) -> Bench:
@@ -30,26 +30,27 @@ def bench_with(processors: int, partitions: int = 32, codec: str = "lz4", **sett
 
 
 def fill(bench: Bench, count: int, size: int = BATCH - 1000) -> list[ProducerBatch]:
-    """Return a large batch in each of `count` partitions, all of which are closed in this turn of the loop."""
+    """Send a large record to each of `count` partitions in one turn of the loop, and drain. Return the batches
+    that stay queued because threads compress them."""
     for partition in range(count):
         bench.send(partition, VALUE[:size])
     bench.drain()
     return [queue.batches[0] for queue in bench.topic.queues[:count] if queue.batches]
 
 
-async def test_with_two_processors_a_turn_of_the_loop_compresses_a_millisecond_s_worth_and_threads_the_rest():
+async def test_with_two_processors_the_loop_compresses_for_a_millisecond_per_turn_and_threads_do_the_rest():
     bench = bench_with(processors=2)
     in_a_turn = bytes_per_millisecond(Codec.LZ4) // BATCH
 
     left = fill(bench, 20)
 
-    assert len(left) == 20 - in_a_turn - 1, "the last one in a turn may go beyond the millisecond"
+    assert len(left) == 20 - in_a_turn - 1, "the last batch of a turn may exceed the millisecond"
     assert all(batch.is_being_compressed for batch in left)
 
     await turns()
     assert not bench.accumulator.compressor.turn_is_full
     bench.send(31, VALUE[: BATCH - 1000])
-    assert [batch.codec for batch in bench.drain()] == [Codec.LZ4], "a new turn"
+    assert [batch.codec for batch in bench.drain()] == [Codec.LZ4], "in a new turn, the loop compresses again"
 
 
 @pytest.mark.promise("Records", "large batches are compressed in a thread")
@@ -65,7 +66,7 @@ async def test_with_two_processors_a_turn_of_the_loop_compresses_a_millisecond_s
         ("snappy", None, 50 * KIB, False),
     ],
 )
-async def test_what_takes_longer_than_half_a_millisecond_is_for_a_thread_on_any_machine(
+async def test_a_batch_that_takes_over_half_a_millisecond_is_compressed_in_a_thread_on_any_machine(
     codec, level, size, is_held
 ):
     bench = bench_with(2, codec=codec, **({} if level is None else {"compression_level": level}))
@@ -76,13 +77,13 @@ async def test_what_takes_longer_than_half_a_millisecond_is_for_a_thread_on_any_
 
 
 @pytest.mark.parametrize(("size", "is_held"), [(7 * KIB, False), (9 * KIB, True)])
-async def test_with_more_processors_all_but_small_batches_are_for_threads(size, is_held):
+async def test_with_more_processors_all_but_small_batches_are_compressed_in_threads(size, is_held):
     bench = bench_with(processors=3)
 
     assert bool(fill(bench, 1, size)) is is_held
 
 
-async def test_a_thread_takes_what_waits_and_hands_over_a_request_s_worth_at_a_time(monkeypatch):
+async def test_a_thread_takes_all_waiting_batches_and_returns_them_in_groups_for_one_request(monkeypatch):
     bench = bench_with(processors=3)
     bench.accumulator.compressor._threads = 1
     told: list[Callable[[], None]] = []
@@ -93,19 +94,19 @@ async def test_a_thread_takes_what_waits_and_hands_over_a_request_s_worth_at_a_t
 
     bench.executor.work()
 
-    assert len(told) == 2, "each after half a megabyte, and the end of the job is told by itself"
-    assert all(batch.is_being_compressed for batch in batches), "only the loop takes them over"
+    assert len(told) == 2, "one call after each half megabyte; the executor reports the end of the job itself"
+    assert all(batch.is_being_compressed for batch in batches), "only the loop takes the results over"
     monkeypatch.undo()
     told[0]()
     assert not any(batch.is_being_compressed for batch in batches)
     assert bench.drain_all() == batches
 
 
-async def test_what_came_when_the_thread_had_looked_for_the_last_time_gets_a_thread_of_its_own():
+async def test_a_batch_that_arrives_after_the_last_check_of_a_thread_gets_its_own_thread():
     bench = bench_with(processors=3)
     bench.accumulator.compressor._threads = 1
     [first] = fill(bench, 1)
-    bench.executor.work()  # its end is not known to the loop yet
+    bench.executor.work()  # the loop does not know yet that the thread has ended
     bench.send(1, VALUE[: BATCH - 1000])
     bench.drain()
     second = bench.topic.queues[1].batches[0]
@@ -122,7 +123,7 @@ async def test_what_came_when_the_thread_had_looked_for_the_last_time_gets_a_thr
 
 
 @pytest.mark.parametrize("fails", ["when it is started", "when it works"])
-async def test_without_threads_the_loop_compresses_what_waits(monkeypatch, caplog, fails):
+async def test_without_threads_the_loop_compresses_the_waiting_batches(monkeypatch, caplog, fails):
     bench = bench_with(processors=3)
     executor = HeldExecutor()
 
@@ -144,7 +145,7 @@ async def test_without_threads_the_loop_compresses_what_waits(monkeypatch, caplo
     assert "can't start new thread" in caplog.text
 
 
-async def test_a_loop_of_sends_gives_way_when_its_turn_has_compressed_a_millisecond_s_worth(monkeypatch):
+async def test_a_loop_of_sends_yields_when_its_turn_has_compressed_for_a_millisecond(monkeypatch):
     monkeypatch.setattr(compressor, "processor_count", lambda: 2)
     settings = {"compression_type": "zstd", "batch_size": BATCH, "linger_ms": 60_000}
     async with producing(topics={"t": 1}, **settings, delivery_timeout_ms=120_000) as (cluster, producer):
@@ -158,7 +159,7 @@ async def test_a_loop_of_sends_gives_way_when_its_turn_has_compressed_a_millisec
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(others())
-        value = os.urandom(12 * KIB)  # five in a batch
+        value = os.urandom(12 * KIB)  # a batch has room for five
         sent = [await producer.send("t", value) for _ in range(60)]
         other.cancel()
 
@@ -171,7 +172,7 @@ async def test_a_loop_of_sends_gives_way_when_its_turn_has_compressed_a_millisec
         assert values(cluster)[1:] == [value] * 60
 
 
-async def test_after_close_no_thread_goes_on(monkeypatch):
+async def test_after_close_no_thread_continues(monkeypatch):
     bench = bench_with(processors=3)
     fill(bench, 3)
 

@@ -1,5 +1,4 @@
-"""A delivery behaves like an asyncio future: results, errors, callbacks, cancellation, and the lifetime of
-objects."""
+"""A delivery behaves like an asyncio future: results, errors, callbacks, cancellation, and the lifetime of objects."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def test_record_metadata_is_a_value():
         assert metadata != RecordMetadata(*fields[:at], other, *fields[at + 1 :])
 
 
-def test_record_metadata_without_an_offset_says_none_also_after_pickling():
+def test_record_metadata_without_an_offset_has_none_even_after_pickling():
     metadata = RecordMetadata("orders", 0, None)
 
     assert metadata.offset is None
@@ -76,7 +75,7 @@ def test_record_metadata_without_an_offset_says_none_also_after_pickling():
 # ------------------------------------------------------------------------- results
 
 
-async def test_delivery_is_the_offset_in_its_batch_with_its_own_time_stamp(path, accumulator):
+async def test_a_delivery_has_the_offset_of_its_record_and_its_timestamp(path, accumulator):
     deliveries = [await path.send("orders", b"v", timestamp_ms=100 + number) for number in range(3)]
 
     accumulator.tail.succeed(40, -1, 2)
@@ -86,7 +85,7 @@ async def test_delivery_is_the_offset_in_its_batch_with_its_own_time_stamp(path,
     ]
 
 
-async def test_delivery_has_the_brokers_time_stamp_if_it_gave_one(path, accumulator):
+async def test_a_delivery_has_the_brokers_timestamp_if_there_is_one(path, accumulator):
     delivery = path.try_send("orders", b"v", timestamp_ms=100)
 
     accumulator.tail.succeed(40, 555, -1)
@@ -95,7 +94,7 @@ async def test_delivery_has_the_brokers_time_stamp_if_it_gave_one(path, accumula
     assert (metadata.timestamp, metadata.timestamp_type) == (555, 1)
 
 
-async def test_delivery_has_no_offset_if_the_broker_told_none(path, accumulator):
+async def test_a_delivery_has_no_offset_if_the_broker_returned_none(path, accumulator):
     delivery = path.try_send("orders", b"v")
 
     accumulator.tail.succeed(-1, -1, -1)
@@ -103,9 +102,9 @@ async def test_delivery_has_no_offset_if_the_broker_told_none(path, accumulator)
     assert (await delivery).offset is None
 
 
-def test_delivery_takes_no_more_memory_than_three_of_its_fields_sharing_a_word_do():
-    """Each waiting record has one; with the 16 bytes of any object (32 on a free-threaded Python), it exactly fills a
-    block of the allocator."""
+def test_a_delivery_takes_at_most_32_bytes_besides_the_object_header():
+    """Each waiting record has one. With the 16 bytes of any object (32 on a free-threaded Python), it exactly
+    fills a block of the allocator."""
     assert Delivery.__basicsize__ - object.__basicsize__ <= 32
 
 
@@ -122,7 +121,7 @@ async def test_delivery_without_a_result_says_so(path):
 
 
 @pytest.mark.promise("Public API", "a delivery is an asyncio future that can be awaited")
-async def test_delivery_is_one_of_asyncios_futures(path, accumulator):
+async def test_a_delivery_is_an_asyncio_future(path, accumulator):
     delivery = path.try_send("orders", b"v")
 
     assert asyncio.isfuture(delivery)
@@ -148,12 +147,12 @@ async def test_failed_delivery_raises_its_error_each_time_without_a_growing_trac
         depths.append(len(list(traceback.walk_tb(raised.value.__traceback__))))
 
     assert str(delivery.exception()) == str(error)
-    assert error.__traceback__ is None, "the batch's own error holds nobody's frame"
+    assert error.__traceback__ is None, "the error of the batch keeps no frame alive"
     assert set(depths[2:]) <= set(depths[:2])
     assert repr(delivery) == "<Delivery orders-0 done>"
 
 
-async def test_error_that_came_while_tasks_waited_is_raised_in_each_of_them(path, accumulator):
+async def test_an_error_that_occurs_while_tasks_wait_is_raised_in_each_of_them(path, accumulator):
     deliveries = [path.try_send("orders", b"v") for _ in range(3)]
     tasks = [asyncio.ensure_future(awaited(delivery)) for delivery in deliveries]
     await asyncio.sleep(0)
@@ -188,10 +187,10 @@ async def test_delivery_can_be_awaited_by_hand_and_in_generator_based_coroutines
     with pytest.raises(StopIteration) as stopped:
         awaited(delivery).send(None)
     assert stopped.value.value.offset == 5
-    assert list(delivery) == []  # as a done asyncio.Future: nothing left to yield
+    assert list(delivery) == []  # like a done asyncio.Future, which has nothing left to yield
 
 
-async def test_single_record_fails_while_the_others_of_its_batch_do_not(path, accumulator):
+async def test_a_single_record_fails_while_the_others_of_its_batch_do_not(path, accumulator):
     deliveries = [path.try_send("orders", b"v") for _ in range(3)]
     ended = []
     deliveries[1].add_done_callback(ended.append)
@@ -212,7 +211,7 @@ async def test_single_record_fails_while_the_others_of_its_batch_do_not(path, ac
 
 
 @pytest.mark.promise("KIPs", "KIP-467: errors of single records")
-async def test_errors_of_single_records_stand_for_the_batchs_error(path, accumulator):
+async def test_errors_of_single_records_replace_the_error_of_their_batch(path, accumulator):
     deliveries = [path.try_send("orders", b"v") for _ in range(2)]
     bad, of_all = DeliveryError("this record"), DeliveryError("its batch")
     accumulator.tail.record_errors = {1: bad}
@@ -236,7 +235,7 @@ def test_batch_ends_once():
 # ------------------------------------------------------------------------- asyncio's functions
 
 
-async def test_gather_and_wait_and_as_completed_take_deliveries(path, accumulator):
+async def test_gather_wait_and_as_completed_accept_deliveries(path, accumulator):
     loop = asyncio.get_running_loop()
     gathered = [path.try_send("orders", b"v") for _ in range(3)]
     waited = [path.try_send("orders", b"v") for _ in range(3)]
@@ -275,7 +274,7 @@ async def test_wait_leaves_pending_deliveries_alone(path, accumulator):
     assert done == set(deliveries)
 
 
-async def test_wait_for_that_times_out_detaches_the_waiter_only(path, accumulator):
+async def test_a_timeout_of_wait_for_detaches_only_the_waiter(path, accumulator):
     delivery = path.try_send("orders", b"v")
 
     with pytest.raises(TimeoutError):
@@ -345,7 +344,7 @@ async def test_cancelled_delivery_stays_cancelled_and_its_record_is_sent(path, a
     "Public API", "each call ends in its cancel scope, anyio's too: the message of a cancellation is kept"
 )
 @pytest.mark.parametrize("message", ["Cancelled via cancel scope 7f", None, ("any", "object")])
-async def test_whoever_awaits_a_cancelled_delivery_gets_the_message_of_the_cancellation(path, message):
+async def test_a_wait_for_a_cancelled_delivery_raises_with_the_message_of_the_cancellation(path, message):
     """anyio recognizes its own cancellation by this message."""
     expected = () if message is None else (message,)
     deliveries = [path.try_send("orders", b"v") for _ in range(3)]
@@ -368,7 +367,7 @@ async def test_whoever_awaits_a_cancelled_delivery_gets_the_message_of_the_cance
     assert deliveries[0]._cancel_message == message
 
 
-async def test_delivery_with_a_result_can_not_be_cancelled(path, accumulator):
+async def test_delivery_with_a_result_cannot_be_cancelled(path, accumulator):
     delivery = path.try_send("orders", b"v")
     accumulator.tail.succeed(5, -1, -1)
 
@@ -415,7 +414,7 @@ async def test_several_tasks_await_the_same_delivery(path, accumulator):
 
 
 @pytest.mark.promise("Public API", "using a producer from another loop or thread is a clear error")
-async def test_delivery_can_not_be_awaited_in_another_loop(path):
+async def test_delivery_cannot_be_awaited_in_another_loop(path):
     delivery = path.try_send("orders", b"v")
 
     def elsewhere() -> None:
@@ -526,7 +525,7 @@ async def test_callback_runs_in_the_context_in_which_it_was_added(path, accumula
     assert seen == ["at the call", "given"]
 
 
-async def test_callback_may_look_at_the_result_and_add_another_callback(path, accumulator):
+async def test_a_callback_may_retrieve_the_result_and_add_another_callback(path, accumulator):
     delivery = path.try_send("orders", b"v")
     seen = []
     delivery.add_done_callback(
@@ -540,7 +539,7 @@ async def test_callback_may_look_at_the_result_and_add_another_callback(path, ac
     assert seen == [5]
 
 
-# ------------------------------------------------------------------------- what is kept, and for how long
+# -------------------------------------------------------------------------------- the lifetime of objects
 
 
 async def test_values_are_copied_and_not_kept(path, accumulator):
@@ -583,7 +582,7 @@ async def test_record_bytes_are_freed_when_the_batch_has_ended(path, accumulator
     delivery.exception()
 
 
-async def test_bytes_that_a_transport_still_holds_stay_as_they_were(path, accumulator):
+async def test_bytes_that_a_transport_still_references_do_not_change(path, accumulator):
     path.try_send("orders", b"v" * 1000, timestamp_ms=1)
     first = accumulator.tail
     first.close()
@@ -626,7 +625,7 @@ async def test_awaiting_leaves_no_cycle_behind(path, accumulator):
         queue.tail = None
         queue.batches.clear()
         del task, delivery
-        await asyncio.sleep(0)  # the loop's own reference to the task ends with this turn
+        await asyncio.sleep(0)  # the loop releases its reference to the task at the end of this turn
 
         assert awaiting() is None
         assert batch() is None
@@ -634,7 +633,7 @@ async def test_awaiting_leaves_no_cycle_behind(path, accumulator):
         gc.enable()
 
 
-async def test_failed_deliveries_that_nobody_looked_at_are_counted():
+async def test_unretrieved_failed_deliveries_are_counted():
     noted: list[int] = []
     batch = new_batch(asyncio.get_running_loop(), noted=noted)
     for _ in range(6):
@@ -650,11 +649,11 @@ async def test_failed_deliveries_that_nobody_looked_at_are_counted():
         await deliveries[2]
     del deliveries, batch
 
-    # Neither the cancelled one nor the two that were looked at: the one from before, and the last two.
+    # Three remain: the one dropped early and the last two. One was cancelled, and two were retrieved.
     assert noted == [3]
 
 
-async def test_delivered_records_that_nobody_looked_at_are_no_news():
+async def test_unretrieved_successful_deliveries_are_not_reported():
     noted: list[int] = []
     batch = new_batch(asyncio.get_running_loop(), noted=noted)
     batch.try_append(b"v", None, 1, None)
@@ -666,8 +665,9 @@ async def test_delivered_records_that_nobody_looked_at_are_no_news():
     assert noted == []
 
 
-def test_neither_a_delivery_made_by_hand_nor_an_empty_batch_crashes():
-    # In a process of its own: what it checks is that this is an error and not a segmentation fault.
+def test_a_delivery_without_a_batch_and_an_empty_batch_do_not_crash():
+    # In a separate process: the test checks that this raises an error and does not crash
+    # with a segmentation fault.
     script = """
 import asyncio
 from aioproducer.records._record_path import Batch, Delivery, PartitionQueue

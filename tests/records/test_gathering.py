@@ -1,4 +1,4 @@
-"""`aioproducer.gather` does what `asyncio.gather` does, for deliveries and for everything else that is awaitable."""
+"""`aioproducer.gather` behaves like `asyncio.gather`, for deliveries and for all other awaitables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batch_of(delivery: Delivery) -> Any:
 
 
 async def started(waiting: Awaitable[Any]) -> asyncio.Task[Any]:
-    """Return a task that waits, after its first step."""
+    """Return a task that has taken its first step and now waits."""
     task = asyncio.ensure_future(waiting)
     assert isinstance(task, asyncio.Task)
     await asyncio.sleep(0)
@@ -53,7 +53,7 @@ async def theirs(awaitables: Iterable[Awaitable[Any]], *, return_exceptions: boo
 # ------------------------------------------------------------------------------------------------------- results
 
 
-async def test_results_are_in_the_order_of_the_deliveries_however_their_batches_end(path):
+async def test_results_are_in_the_order_of_the_deliveries_no_matter_how_their_batches_end(path):
     deliveries = [send(path, partition) for partition in (2, 0, 1, 0)]
     task = await started(gather(deliveries))
 
@@ -150,7 +150,7 @@ async def test_the_first_error_is_raised_as_soon_as_it_occurs_and_cancels_nothin
     assert (await pending).offset == 5
 
 
-async def test_the_error_of_a_record_that_ends_before_its_batch_is_raised_at_once(path, accumulator):
+async def test_the_error_of_a_record_that_ends_before_its_batch_is_raised_immediately(path, accumulator):
     deliveries = [send(path) for _ in range(2)]
     task = await started(gather(deliveries))
 
@@ -161,7 +161,7 @@ async def test_the_error_of_a_record_that_ends_before_its_batch_is_raised_at_onc
     assert not deliveries[0].done()
 
 
-async def test_errors_are_results_if_they_are_asked_for(path):
+async def test_errors_are_results_if_requested(path):
     fine, failing, cancelled = send(path, 0), send(path, 1), send(path, 2)
     task = await started(gather([failing, cancelled, fine], return_exceptions=True))
 
@@ -177,7 +177,7 @@ async def test_errors_are_results_if_they_are_asked_for(path):
     assert metadata.offset == 5
 
 
-async def test_failures_of_gathered_deliveries_count_as_retrieved_whenever_they_occur():
+async def test_failures_of_gathered_deliveries_count_as_retrieved_at_any_time():
     noted: list[int] = []
     loop = asyncio.get_running_loop()
     batches = [new_batch(loop, noted=noted) for _ in range(4)]
@@ -236,7 +236,7 @@ async def test_gathering_leaves_no_cycle_behind(path, accumulator, ends):
         queue.tail = None
         queue.batches.clear()
         del task, deliveries
-        await asyncio.sleep(0)  # the loop's own reference to the task ends with this turn
+        await asyncio.sleep(0)  # the loop releases its reference to the task at the end of this turn
 
         assert waiting() is None
         assert batch() is None
@@ -339,7 +339,7 @@ async def test_deliveries_of_another_loop_are_rejected(path):
 
 
 class Scenario:
-    """Batches of one run, and what happens to them in random order. Two runs with one seed differ only in `gather`."""
+    """The batches of a run, and random events for them. Two runs with the same seed differ only in `gather`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -376,13 +376,13 @@ class Scenario:
 
 
 async def settled() -> None:
-    """Wait until the callbacks of asyncio.gather have run; it takes a turn of the loop more than ours."""
+    """Wait until the callbacks of asyncio.gather have run, which takes one turn of the loop more than ours."""
     for _ in range(4):
         await asyncio.sleep(0)
 
 
 async def outcome_of(gathers: Gather, seed: int) -> list[Any]:
-    """Play a scenario, and return everything that can be seen of it."""
+    """Play a scenario, and return all its observable effects."""
     scenario = Scenario(seed)
     chance = scenario.random
     for _ in range(chance.choice((0, 0, 2))):
@@ -395,7 +395,7 @@ async def outcome_of(gathers: Gather, seed: int) -> list[Any]:
     for _ in range(chance.randint(0, 5)):
         if chance.random() < 0.1:
             task.cancel("cancelled")
-            await settled()  # asyncio.gather cancels the deliveries at once, and ours when its task resumes
+            await settled()  # asyncio.gather cancels the deliveries immediately, ours when its task resumes
         for _ in range(chance.randint(0, 3)):
             scenario.happen()
         await settled()
@@ -413,6 +413,6 @@ async def outcome_of(gathers: Gather, seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 250))
-async def test_it_does_what_asyncios_gather_does(first):
+async def test_it_behaves_like_asyncios_gather(first):
     for seed in range(first, first + 250):
         assert await outcome_of(gather, seed) == await outcome_of(theirs, seed), f"seed {seed}"

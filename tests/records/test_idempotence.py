@@ -56,7 +56,7 @@ def test_sequence_wraps_to_zero(sequence, count, expected):
 
 
 @given(st.integers(0, LAST_SEQUENCE), st.integers(1, LAST_SEQUENCE))
-def test_sequence_is_counted_as_kafka_counts_it(sequence, count):
+def test_a_sequence_is_incremented_as_in_kafka(sequence, count):
     expected = (
         sequence + count if sequence <= LAST_SEQUENCE - count else count - (LAST_SEQUENCE - sequence) - 1
     )
@@ -64,7 +64,7 @@ def test_sequence_is_counted_as_kafka_counts_it(sequence, count):
     assert sequence_after(sequence, count) == expected
 
 
-def test_last_numbers_are_the_largest_that_go_on_the_wire():
+def test_the_last_numbers_are_the_largest_that_the_wire_format_allows():
     struct.pack(">ih", LAST_SEQUENCE, LAST_EPOCH)
 
     with pytest.raises(struct.error):
@@ -77,14 +77,14 @@ def test_last_numbers_are_the_largest_that_go_on_the_wire():
     "Accumulator, sender, connections",
     "the producer id is requested until one comes, and batches are numbered one after the other",
 )
-def test_batches_of_a_partition_are_numbered_one_behind_the_other():
+def test_batches_of_a_partition_are_numbered_consecutively():
     idempotence, sequence = begun()
 
     assert [idempotence.take(sequence, count) for count in (3, 1, 500, 1)] == [0, 3, 4, 504]
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "sequences wrap from 2^31-1 to 0")
-def test_batch_that_straddles_the_wrap_starts_before_it_and_the_next_one_behind():
+def test_a_batch_that_straddles_the_wrap_starts_before_it_and_the_next_one_after_it():
     idempotence, sequence = begun()
     sequence.next_sequence = LAST_SEQUENCE - 1
 
@@ -104,7 +104,7 @@ def test_batch_that_ends_with_the_last_sequence_is_followed_by_zero():
 # ---------------------------------------------------------------------------------------------- keyed by topic id
 
 
-def test_state_is_that_of_the_topic_id_and_partition_and_is_kept():
+def test_state_is_kept_for_each_topic_id_and_partition():
     idempotence, sequence = begun()
     idempotence.take(sequence, 7)
 
@@ -113,7 +113,7 @@ def test_state_is_that_of_the_topic_id_and_partition_and_is_kept():
     assert idempotence.sequence_of(None, TOPIC, 1) is not sequence
 
 
-def test_topic_made_anew_under_its_old_name_starts_anew_and_the_old_one_is_remembered():
+def test_a_re_created_topic_starts_at_zero_and_the_old_one_is_remembered():
     idempotence, sequence = begun()
     idempotence.take(sequence, 7)
 
@@ -128,7 +128,7 @@ def test_topic_made_anew_under_its_old_name_starts_anew_and_the_old_one_is_remem
     "Accumulator, sender, connections",
     "nothing grows: the sequences of a topic that was re-created are forgotten with their epoch",
 )
-def test_sequences_of_topics_that_were_made_anew_are_forgotten_with_their_epoch():
+def test_sequences_of_re_created_topics_are_forgotten_with_their_epoch():
     idempotence, sequence = begun()
     idempotence.take(sequence, 3)
 
@@ -145,7 +145,7 @@ def test_sequences_of_topics_that_were_made_anew_are_forgotten_with_their_epoch(
     "Accumulator, sender, connections",
     "nothing grows: the sequences of a topic that was re-created are forgotten with their epoch",
 )
-def test_sequences_of_topics_that_were_made_anew_are_kept_as_long_as_their_epoch():
+def test_sequences_of_re_created_topics_are_kept_as_long_as_their_epoch():
     idempotence, first = begun()
     idempotence.take(first, 3)
     sequence = first
@@ -159,7 +159,7 @@ def test_sequences_of_topics_that_were_made_anew_are_kept_as_long_as_their_epoch
     assert again.next_sequence == 3
 
 
-def test_the_sequence_of_a_topic_that_stays_is_kept_through_all_epochs():
+def test_the_sequence_of_a_topic_that_was_not_re_created_is_kept_through_all_epochs():
     idempotence, sequence = begun()
 
     for _ in range(3):
@@ -167,14 +167,14 @@ def test_the_sequence_of_a_topic_that_stays_is_kept_through_all_epochs():
         idempotence.bump()
 
 
-def test_what_had_no_topic_id_is_no_topic_that_was_made_anew():
+def test_a_topic_whose_id_was_unknown_does_not_count_as_re_created():
     idempotence, sequence = begun()
     without_id = idempotence.sequence_of(None, NO_ID, 0)
 
     assert idempotence.sequence_of(without_id, TOPIC, 0) is sequence
 
 
-def test_while_there_is_no_epoch_nothing_is_forgotten():
+def test_without_an_epoch_nothing_is_forgotten():
     idempotence, first = begun(LAST_EPOCH)
     idempotence.bump()
     second = idempotence.sequence_of(first, UUID(int=2), 0)
@@ -183,7 +183,7 @@ def test_while_there_is_no_epoch_nothing_is_forgotten():
     assert idempotence.sequence_of(second, TOPIC, 0) is first
 
 
-def test_the_sequence_of_a_topic_that_came_back_is_not_forgotten():
+def test_the_sequence_of_a_topic_id_that_returns_is_not_forgotten():
     idempotence, first = begun()
     second = idempotence.sequence_of(first, UUID(int=2), 0)
     idempotence.sequence_of(second, TOPIC, 0)
@@ -196,7 +196,7 @@ def test_the_sequence_of_a_topic_that_came_back_is_not_forgotten():
     assert idempotence.sequence_of(first, TOPIC, 0) is first
 
 
-def test_state_goes_on_while_metadata_does_not_know_the_topics_id():
+def test_state_is_kept_while_the_topic_id_is_missing_from_metadata():
     idempotence, sequence = begun()
     idempotence.take(sequence, 7)
 
@@ -204,7 +204,7 @@ def test_state_goes_on_while_metadata_does_not_know_the_topics_id():
     assert sequence.topic_id == TOPIC
 
 
-def test_state_of_a_topic_without_id_goes_on_when_its_id_is_learned():
+def test_state_of_a_topic_without_id_is_kept_when_its_id_is_learned():
     idempotence = Idempotence(True)
     idempotence.use(IDENTITY)
     sequence = idempotence.sequence_of(None, NO_ID, 0)
@@ -219,7 +219,7 @@ def test_state_of_a_topic_without_id_goes_on_when_its_id_is_learned():
     assert idempotence.sequence_of(learned, UUID(int=2), 0) is not sequence
 
 
-def test_partitions_count_for_themselves():
+def test_each_partition_has_its_own_sequence():
     idempotence, first = begun()
     second = idempotence.sequence_of(None, TOPIC, 1)
     idempotence.begin(second)
@@ -241,7 +241,7 @@ def test_one_batch_is_in_flight_until_the_first_acknowledgement():
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == MOST
 
 
-def test_acknowledgement_counts_for_its_leader_only():
+def test_an_acknowledgement_counts_only_for_its_leader():
     idempotence, sequence = begun()
 
     idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
@@ -252,12 +252,12 @@ def test_acknowledgement_counts_for_its_leader_only():
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
 
 
-def test_acknowledgement_counts_for_its_identity_only():
+def test_an_acknowledgement_counts_only_for_its_identity():
     idempotence, sequence = begun()
     idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
 
     idempotence.bump()
-    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1  # it has not adopted the new epoch yet
+    assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1  # the new epoch is not adopted yet
     idempotence.begin(sequence)
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
     idempotence.note_acknowledged(sequence, IDENTITY, LEADER)  # a late answer under the old epoch
@@ -284,7 +284,7 @@ def test_one_batch_is_in_flight_while_there_is_a_gap():
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
 
 
-def test_leader_has_confirmed_nothing_of_a_new_partition_and_nothing_of_a_new_epoch():
+def test_at_first_nothing_is_confirmed_for_a_new_partition_or_a_new_epoch():
     idempotence, sequence = begun()
     assert PartitionSequence(TOPIC).confirmed_on is None
     idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
@@ -319,7 +319,7 @@ def test_partition_adopts_the_identity_when_it_begins():
     assert sequence.identity == IDENTITY
 
 
-def test_beginning_again_keeps_the_numbers():
+def test_a_second_begin_keeps_the_numbers():
     idempotence, sequence = begun()
     idempotence.take(sequence, 5)
     idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
@@ -332,7 +332,7 @@ def test_beginning_again_keeps_the_numbers():
 
 
 @pytest.mark.promise("KIPs", "KIP-360: a new epoch without a new producer id")
-def test_gap_raises_the_epoch_when_the_partition_begins_again_and_not_before():
+def test_a_gap_raises_the_epoch_when_the_partition_begins_again_and_not_before():
     idempotence, sequence = begun()
     idempotence.take(sequence, 5)
 
@@ -386,7 +386,7 @@ def test_later_acknowledgement_under_the_same_identity_closes_a_gap():
     assert idempotence.identity == IDENTITY
 
 
-def test_what_is_said_of_an_old_identity_changes_nothing():
+def test_results_under_an_old_identity_change_nothing():
     idempotence, sequence = begun()
     idempotence.bump()
     idempotence.begin(sequence)
@@ -398,7 +398,7 @@ def test_what_is_said_of_an_old_identity_changes_nothing():
     assert sequence.confirmed_on is None
 
 
-def test_after_the_last_epoch_a_new_identity_is_needed_and_the_partition_starts_anew_with_it():
+def test_after_the_last_epoch_a_new_identity_is_needed_with_which_the_partition_starts_at_zero():
     idempotence, sequence = begun(epoch=LAST_EPOCH)
     idempotence.take(sequence, 5)
     idempotence.note_given_up(sequence, ProducerIdentity(4711, LAST_EPOCH))
@@ -409,7 +409,7 @@ def test_after_the_last_epoch_a_new_identity_is_needed_and_the_partition_starts_
     assert idempotence.needs_identity
     assert sequence.identity == ProducerIdentity(4711, LAST_EPOCH)
     assert idempotence.may_be_in_flight(sequence, LEADER, MOST) == 1
-    idempotence.begin(sequence)  # still none: nothing happens
+    idempotence.begin(sequence)  # without an identity, this does nothing
     assert idempotence.identity is None
     idempotence.use(ProducerIdentity(4712, 0))
     idempotence.begin(sequence)
@@ -417,7 +417,7 @@ def test_after_the_last_epoch_a_new_identity_is_needed_and_the_partition_starts_
     assert idempotence.take(sequence, 1) == 0
 
 
-def test_last_epoch_itself_is_used():
+def test_the_last_epoch_itself_is_used():
     idempotence, _ = begun(epoch=LAST_EPOCH - 1)
 
     idempotence.bump()
@@ -425,7 +425,7 @@ def test_last_epoch_itself_is_used():
     assert idempotence.identity == ProducerIdentity(4711, LAST_EPOCH)
 
 
-def test_epoch_of_a_transactional_id_is_never_raised_here():
+def test_the_epoch_of_a_transactional_id_is_never_raised_here():
     idempotence = Idempotence(True)
     idempotence.use(ProducerIdentity(4711, 0, is_transactional=True))
 
@@ -435,7 +435,7 @@ def test_epoch_of_a_transactional_id_is_never_raised_here():
     assert idempotence.identity.epoch == 0
 
 
-def test_a_producer_id_that_another_producer_uses_too_is_discarded_whatever_its_epoch():
+def test_a_producer_id_that_another_producer_also_uses_is_discarded_with_any_epoch():
     idempotence, _ = begun(epoch=3)
 
     idempotence.discard(ProducerIdentity(4711, 1))
@@ -472,7 +472,7 @@ def test_the_producer_id_of_a_transactional_id_is_never_discarded_here():
     st.lists(st.sampled_from(["take", "give up", "acknowledge", "bump", "begin"]), max_size=60),
     st.integers(1, 9),
 )
-def test_no_name_is_ever_given_twice(steps, count):
+def test_no_sequence_number_is_ever_used_twice(steps, count):
     idempotence, sequence = begun()
     given_names: set[tuple[ProducerIdentity, int]] = set()
 

@@ -1,5 +1,5 @@
-"""`interceptors=[...]`: called before anything else happens to a record, once with its result, and skipped if they
-raise."""
+"""`interceptors=[...]`: called before anything else happens to a record, once with its result, and skipped if
+they raise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOG = ClientLog("aioproducer.records.interceptors", "orders")
 
 
 class Recorder:
-    """Records all calls and changes nothing."""
+    """An interceptor that records all calls and changes nothing."""
 
     def __init__(self):
         self.records = []
@@ -56,7 +56,7 @@ class Recorder:
 
 
 class Suffix:
-    """Appends to each value; has no on_acknowledgement."""
+    """An interceptor that appends to each value and has no on_acknowledgement."""
 
     def __init__(self, suffix):
         self.suffix = suffix
@@ -76,14 +76,14 @@ class Broken:
 RECORD = ProducerRecord("t", b"v")
 
 
-def test_without_interceptors_a_record_passes_as_it_is():
+def test_without_interceptors_a_record_is_not_changed():
     interceptors = Interceptors([], LOG)
     interceptors.on_acknowledgement(RuntimeError(), RECORD)
 
     assert interceptors.on_send(RECORD) is RECORD
 
 
-def test_an_interceptor_that_fails_leaves_the_record_as_those_before_it_made_it(caplog):
+def test_an_interceptor_that_fails_leaves_the_record_as_the_previous_ones_returned_it(caplog):
     last = Recorder()
     interceptors = Interceptors([Suffix(b"1"), Broken(), Suffix(b"2"), last], LOG)
 
@@ -92,7 +92,7 @@ def test_an_interceptor_that_fails_leaves_the_record_as_those_before_it_made_it(
     assert "Broken.on_send raised and is skipped" in caplog.text
 
 
-def test_a_result_reaches_each_interceptor_that_wants_it_whatever_the_others_do(caplog):
+def test_a_result_reaches_each_interceptor_even_if_others_fail(caplog):
     first, last = Recorder(), Recorder()
     error = DeliveryError("refused")
 
@@ -106,7 +106,7 @@ def test_a_result_reaches_each_interceptor_that_wants_it_whatever_the_others_do(
 
 
 class Cancelled:
-    """Raises what `result()` of a cancelled future raises."""
+    """An interceptor that raises CancelledError, as `result()` of a cancelled future does."""
 
     def on_send(self, record):
         raise asyncio.CancelledError
@@ -125,7 +125,7 @@ async def test_a_cancellation_that_an_interceptor_raises_itself_only_skips_it(ca
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_ends_the_program_passes_an_interceptor(ending):
+def test_an_exception_that_ends_the_program_leaves_an_interceptor(ending):
     class Ends:
         def on_send(self, record):
             raise ending
@@ -140,7 +140,7 @@ def test_what_ends_the_program_passes_an_interceptor(ending):
         interceptors.on_acknowledgement(RuntimeError(), RECORD)
 
 
-async def test_interceptors_see_the_record_as_send_was_given_it_and_its_metadata():
+async def test_interceptors_see_the_record_as_passed_to_send_and_its_metadata():
     recorder = Recorder()
 
     async with producing(interceptors=[recorder]) as (_, producer):
@@ -231,7 +231,7 @@ async def test_records_that_fail_before_the_append_are_acknowledged_with_their_e
 @pytest.mark.parametrize(
     "serializer", [None, lambda value: value if isinstance(value, bytes) else value.no_such_method()]
 )
-async def test_records_for_a_known_topic_are_acknowledged_once_too(serializer):
+async def test_records_for_a_known_topic_are_also_acknowledged_once(serializer):
     keeps, hook = Keeps(), RejectedTopics()
 
     async with producing(
@@ -260,7 +260,7 @@ async def test_records_for_a_known_topic_are_acknowledged_once_too(serializer):
 
 
 class RejectedTopics:
-    """A hook."""
+    """A hook that records the topics of rejected records."""
 
     def __init__(self):
         self.topics = []
@@ -269,7 +269,7 @@ class RejectedTopics:
         self.topics.append(event.topic)
 
 
-async def test_try_send_tells_interceptors_too():
+async def test_try_send_also_calls_interceptors():
     recorder = Recorder()
 
     async with producing(interceptors=[recorder]) as (_, producer):
@@ -306,7 +306,7 @@ async def test_each_record_is_acknowledged_once_and_in_order():
     assert [result.offset for result in recorder.results] == list(range(500))
 
 
-async def test_a_cancelled_delivery_is_acknowledged_with_what_became_of_the_record():
+async def test_a_cancelled_delivery_is_acknowledged_with_the_result_of_the_record():
     recorder = Recorder()
 
     async with producing(interceptors=[recorder]) as (cluster, producer):
@@ -334,7 +334,7 @@ async def test_a_cancelled_send_is_acknowledged_with_the_cancellation():
     assert [type(result) for result in recorder.results] == [asyncio.CancelledError]
 
 
-async def test_a_send_that_is_cancelled_when_its_record_is_in_the_buffer_is_acknowledged_with_the_metadata(
+async def test_a_send_cancelled_after_its_record_was_buffered_is_acknowledged_with_the_metadata(
     monkeypatch,
 ):
     recorder = Recorder()
@@ -425,7 +425,7 @@ def test_a_record_shows_neither_its_key_nor_its_value():
 
 
 class Keeps:
-    """Receives the record with its result."""
+    """An interceptor that keeps each record with its result."""
 
     def __init__(self):
         self.ends = []
@@ -437,7 +437,7 @@ class Keeps:
         self.ends.append((result, record))
 
 
-async def test_a_result_comes_with_its_record_and_the_context_that_on_send_gave_it():
+async def test_a_result_is_passed_with_its_record_and_the_context_that_on_send_set():
     keeps = Keeps()
     async with producing(interceptors=[keeps, Suffix(b"!")], value_serializer=lambda value: value * 2) as (
         cluster,
@@ -457,7 +457,7 @@ async def test_a_result_comes_with_its_record_and_the_context_that_on_send_gave_
     assert [end[1].context for end in (second, third)] == ["context of b'w'", "context of b'x'"]
 
 
-async def test_a_record_that_was_not_accepted_comes_with_its_error():
+async def test_a_record_that_was_not_accepted_is_passed_with_its_error():
     keeps = Keeps()
     async with producing(interceptors=[keeps]) as (_, producer):
         with pytest.raises(InvalidRecordError):
@@ -494,7 +494,7 @@ def test_the_record_is_passed_to_a_second_parameter_that_needs_it():
     assert not takes([].append)
 
 
-async def test_interceptors_see_each_record_of_a_batch_that_was_built_by_hand():
+async def test_interceptors_see_each_record_of_a_batch_built_by_hand():
     recorder, keeps = Recorder(), Keeps()
     async with producing(
         interceptors=[recorder, keeps, Suffix(b"!")], value_serializer=lambda value: value + b"?"
@@ -537,7 +537,7 @@ class Moves:
         ({"value": b"v" * 2_000_000}, RecordTooLargeError),
     ],
 )
-async def test_what_an_interceptor_can_not_do_with_a_batch_fails_it_with_nothing_sent(changes, error):
+async def test_a_change_that_an_interceptor_cannot_make_to_a_batch_fails_it_before_it_is_sent(changes, error):
     keeps = Keeps()
     async with producing(interceptors=[keeps, Moves(**changes)]) as (cluster, producer):
         batch = producer.create_batch()
@@ -548,7 +548,7 @@ async def test_what_an_interceptor_can_not_do_with_a_batch_fails_it_with_nothing
     assert [type(result) for result, _ in keeps.ends] == [error]
 
 
-async def test_a_batch_with_interceptors_can_be_sent_once_too():
+async def test_a_batch_with_interceptors_can_also_be_sent_only_once():
     recorder = Recorder()
     async with producing(interceptors=[recorder]) as (cluster, producer):
         batch = producer.create_batch()

@@ -22,7 +22,7 @@ def split_by_python(data, delimiter, null):
 
 @pytest.mark.parametrize("delimiter", [b":", b"::", b":-:"])
 @pytest.mark.parametrize("null", [None, b"", b"-", b"--"])
-def test_lines_are_split_as_python_splits_them(delimiter, null):
+def test_lines_are_split_as_in_python(delimiter, null):
     chance = random.Random(repr((delimiter, null)))
     for _ in range(300):
         data = bytes(chance.choice(b"::--a\n") for _ in range(chance.randrange(40)))
@@ -56,7 +56,7 @@ def test_slices_can_be_sliced_again():
             part[index]
 
 
-async def test_send_many_makes_a_record_of_each_line():
+async def test_send_many_sends_each_line_as_a_record():
     text = b"\n".join(b"key %d=value %d" % (number, number) for number in range(5_000)) + b"\n-=-\nno key"
     async with EmbeddedCluster(topics={"t": 1}) as cluster, Producer(cluster.bootstrap_servers) as producer:
         keys, values = split_lines(text, b"=", b"-")
@@ -73,7 +73,7 @@ async def test_send_many_makes_a_record_of_each_line():
 
 
 @pytest.mark.parametrize("argument", ["headers", "timestamps", "partitions"])
-async def test_lines_are_keys_and_values_only(argument):
+async def test_lines_can_only_be_keys_and_values(argument):
     _, lines = split_lines(b"1\n2")
     async with EmbeddedCluster(topics={"t": 1}) as cluster, Producer(cluster.bootstrap_servers) as producer:
         with pytest.raises(ValueError, match=f"{argument} must be a list, or Arrow data"):

@@ -1,5 +1,4 @@
-"""The linger of open batches: in order, longer after many that ended together, and without effect on closed
-batches."""
+"""The linger of open batches: in order, longer after many that ended together, and without effect on closed batches."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def lingers_of(linger_ms: float = 50) -> Lingers:
 
 
 def opened(partition: int, order: tuple[int, int] = (0, 0)) -> PartitionQueue:
-    """A queue whose last batch is open."""
+    """Return a queue whose last batch is open."""
     queue = PartitionQueue("orders", partition)
     queue.tail = new_batch(queue=queue)
     queue.tail.order = order
@@ -32,7 +31,7 @@ def test_batches_end_in_the_order_in_which_they_were_opened_and_only_once():
     lingers, first, second = lingers_of(), opened(0), opened(1)
     assert lingers.next_due() is None
 
-    assert lingers.add(first, (0, 0), 10.0), "the first one is due before all others"
+    assert lingers.add(first, (0, 0), 10.0), "the first batch is due before all others"
     assert not lingers.add(second, (0, 0), 10.01)
 
     assert len(lingers) == 2
@@ -46,7 +45,7 @@ def test_batches_end_in_the_order_in_which_they_were_opened_and_only_once():
     assert len(lingers) == 0
 
 
-def test_a_batch_that_was_closed_before_its_linger_ended_is_passed_over():
+def test_a_batch_that_was_closed_before_its_linger_ended_is_skipped():
     lingers, closed, replaced, kept = lingers_of(), opened(0), opened(1), opened(2)
     for queue in (closed, replaced, kept):
         lingers.add(queue, (0, 0), 10.0)
@@ -59,7 +58,7 @@ def test_a_batch_that_was_closed_before_its_linger_ended_is_passed_over():
     assert lingers.end(10.1) == [replaced]
 
 
-def test_a_rest_begins_with_more_batches_than_can_be_sent_in_a_linger():
+def test_lingers_get_longer_once_more_batches_end_together_than_can_be_sent_in_a_linger():
     many = int(0.005 / SECONDS_PER_BATCH)
     for count, rests in ((many, False), (many + 1, True)):
         lingers = lingers_of(5)
@@ -91,7 +90,7 @@ def lingered_together(bench: Bench, count: int) -> float:
 @pytest.mark.promise(
     "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
 )
-async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_and_their_batches_fuller():
+async def test_after_many_lingers_ended_together_the_next_ones_are_longer_and_their_batches_fuller():
     bench = Bench([0] * 400, linger_ms=5)
     then = lingered_together(bench, 300)
     for partition in range(100, 400):
@@ -100,7 +99,7 @@ async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_a
     assert bench.accumulator.ready(then + 0.006) == ([], then + 300 * SECONDS_PER_BATCH)
 
     bench.accumulator.hurry(bench.topic.queues[399].tail)
-    assert len(bench.drain()) == 1, "who is awaited alone does not care"
+    assert len(bench.drain()) == 1, "an awaited batch is not held back"
     assert bench.accumulator.ready(then + 300 * SECONDS_PER_BATCH)[0] == [0]
     assert len(bench.drain()) == 299
 
@@ -108,7 +107,7 @@ async def test_after_many_lingers_that_ended_together_the_next_ones_are_longer_a
 @pytest.mark.promise(
     "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
 )
-async def test_a_few_lingers_that_end_together_make_none_longer():
+async def test_a_few_lingers_that_end_together_do_not_lengthen_others():
     bench = Bench([0] * 100, linger_ms=5)
     then = lingered_together(bench, 99)
     bench.send(99)
@@ -132,7 +131,7 @@ async def test_longer_lingers_leave_time_for_the_request():
 @pytest.mark.promise(
     "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
 )
-async def test_a_record_that_is_not_one_of_many_does_not_linger_longer_after_many():
+async def test_after_many_lingers_a_single_record_does_not_linger_longer():
     bench = Bench([0] * 2000, linger_ms=5)
     then = lingered_together(bench, 2000)
     bench.send(0)
@@ -143,7 +142,7 @@ async def test_a_record_that_is_not_one_of_many_does_not_linger_longer_after_man
 @pytest.mark.promise(
     "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
 )
-async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_many():
+async def test_a_topic_with_few_batches_does_not_linger_longer_because_of_one_with_many():
     bench = Bench([0] * 2000, linger_ms=5)
     bench.accumulator.open_topic(topic_info([1], "other"))
     then = lingered_together(bench, 2000)
@@ -155,7 +154,7 @@ async def test_a_topic_with_few_batches_does_not_linger_longer_beside_one_with_m
     assert len(bench.drain(1)) == 1
 
 
-async def test_a_record_that_lingered_already_when_many_of_another_topic_ended_goes_out_in_time(monkeypatch):
+async def test_a_record_that_already_lingered_when_many_of_another_topic_ended_is_sent_in_time(monkeypatch):
     bench = Bench([0] * 2000, linger_ms=5)
     bench.accumulator.open_topic(topic_info([1], "other"))
     now = 100.0
@@ -173,7 +172,7 @@ async def test_a_record_that_lingered_already_when_many_of_another_topic_ended_g
 @pytest.mark.promise(
     "Accumulator, sender, connections", "very many lingers that end together make the next ones longer"
 )
-async def test_many_topics_with_one_batch_each_linger_longer_together():
+async def test_many_topics_with_one_batch_each_also_linger_longer():
     bench = Bench([0], linger_ms=5)
     names = [f"topic {number}" for number in range(300)]
     for name in names:
@@ -189,7 +188,7 @@ async def test_many_topics_with_one_batch_each_linger_longer_together():
     assert bench.accumulator.ready(then + 300 * SECONDS_PER_BATCH)[0] == [0]
 
 
-async def test_no_more_batches_than_can_be_sent_in_a_linger_are_spared_while_others_rest():
+async def test_at_most_as_many_batches_as_can_be_sent_in_a_linger_are_exempt_from_longer_lingers():
     bench = Bench([0] * 2000, linger_ms=5)
     bench.accumulator.open_topic(topic_info([1] * 500, "other"))
     then = lingered_together(bench, 2000)

@@ -44,7 +44,7 @@ PUBLISHED = {
 
 @pytest.mark.promise("Records", "keys are hashed by Java's murmur2")
 @pytest.mark.parametrize("key", PUBLISHED)
-async def test_a_key_goes_where_javas_client_puts_it(key):
+async def test_a_key_is_sent_to_the_partition_of_javas_client(key):
     assert compiled_murmur2(key) == murmur2(key) == PUBLISHED[key]
     for count in (1, 7, 12):
         async with producing(topics={"t": count}) as (_, producer):
@@ -53,7 +53,7 @@ async def test_a_key_goes_where_javas_client_puts_it(key):
             assert metadata.partition == (PUBLISHED[key] & 0x7FFFFFFF) % count
 
 
-async def test_keys_of_any_length_and_type_go_where_the_reference_puts_them():
+async def test_keys_of_any_length_and_type_are_sent_to_the_partition_of_the_reference():
     async with producing(topics={"t": 12}) as (_, producer):
         keys = [bytes((7 * place + length) % 256 for place in range(length)) for length in range(40)]
         deliveries = [await producer.send("t", b"v", key) for key in keys]
@@ -81,7 +81,7 @@ async def test_the_name_default_is_murmur2():
 
 
 @pytest.mark.promise("Records", "an explicit partition wins over the key")
-async def test_an_explicit_partition_wins_over_the_key():
+async def test_an_explicit_partition_overrides_the_key():
     async with producing(topics={"t": 3}) as (_, producer):
         for partition in (0, 1, 2):
             metadata = await producer.send_and_wait("t", b"v", b"the same key", partition)
@@ -94,7 +94,7 @@ class Region(enum.IntEnum):
 
 
 class Number:
-    """An integer type of another library, such as numpy."""
+    """An integer of another library's type, such as numpy's."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -104,7 +104,7 @@ class Number:
 
 
 @pytest.mark.parametrize("partition", [Region.ASIA, Number(2)], ids=["IntEnum", "__index__"])
-async def test_an_integer_of_any_type_is_a_partition(partition):
+async def test_an_integer_of_any_type_is_accepted_as_a_partition(partition):
     async with producing(topics={"t": 3}) as (_, producer):
         batch = producer.create_batch()
         batch.append(key=None, value=b"v")
@@ -220,7 +220,7 @@ async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
 )
 @in_virtual_time
 async def test_a_broker_that_is_back_gets_records_without_a_key_again():
-    """Its records have expired, so nothing but new ones can show that it is back."""
+    """The broker's old records have expired, so only new ones can show that it is back."""
     settings = {"partitioner_availability_timeout_ms": 20, "batch_size": 1000}
     settings |= {"request_timeout_ms": 100_000 * MS, "delivery_timeout_ms": 300_000 * MS}
     async with producing(brokers=2, topics={"t": 2}, **settings) as (cluster, producer):
@@ -263,7 +263,7 @@ async def leaderless(cluster, producer, partition: int) -> None:
     "a key is hashed over all partitions; a record without a key goes to a partition with a leader, or to "
     "any if none has one; each topic has one round-robin counter",
 )
-async def test_a_key_is_hashed_over_all_partitions_also_those_without_a_leader():
+async def test_a_key_is_hashed_over_all_partitions_including_those_without_a_leader():
     async with producing(brokers=3, topics={}) as (cluster, producer):
         cluster.create_topic("t", 3, replication_factor=1)
         await leaderless(cluster, producer, 1)
@@ -332,7 +332,7 @@ async def test_a_sticky_partition_that_loses_its_leader_is_left():
 
 
 @pytest.mark.promise("Records", "the round-robin partitioner takes the partitions in turn")
-async def test_round_robin_takes_the_partitions_in_turn_whatever_the_key():
+async def test_round_robin_uses_the_partitions_in_turn_with_any_key():
     async with producing(topics={"t": 3}, partitioner="round_robin") as (_, producer):
         keys = [None, b"a", b"a", b"b", None, None, b"a"]
         deliveries = [await producer.send("t", b"v", key) for key in keys]
@@ -355,7 +355,7 @@ async def test_round_robin_has_one_counter_for_each_topic():
 
 
 @pytest.mark.promise("Records", "librdkafka's `consistent_random` puts keys where librdkafka does")
-async def test_consistent_random_puts_keys_where_librdkafka_puts_them():
+async def test_consistent_random_sends_keys_to_librdkafkas_partitions():
     async with producing(topics={"t": 7}, partitioner="consistent_random") as (_, producer):
         keys = [b"key %d" % number for number in range(30)]
 
@@ -365,14 +365,14 @@ async def test_consistent_random_puts_keys_where_librdkafka_puts_them():
 
 
 @pytest.mark.promise("Records", "librdkafka's `consistent_random` puts keys where librdkafka does")
-async def test_consistent_random_takes_an_empty_key_for_none():
+async def test_consistent_random_treats_an_empty_key_as_none():
     async with producing(topics={"t": 4}, partitioner="consistent_random") as (_, producer):
         for key in (None, b""):
             found = await results([await producer.send("t", b"v", key) for _ in range(60)])
             assert {metadata.partition for metadata in found} == {0, 1, 2, 3}
 
 
-async def test_random_takes_any_partition_whatever_the_key():
+async def test_random_uses_any_partition_with_any_key():
     async with producing(topics={"t": 4}, partitioner="random") as (_, producer):
         found = await results([await producer.send("t", b"v", b"one key") for _ in range(60)])
 
@@ -403,7 +403,7 @@ async def test_a_callable_has_aiokafkas_signature():
 
 @pytest.mark.promise("Records", "any callable can be the partitioner")
 @pytest.mark.parametrize("nonsense", [None, -1, 2, "0", 0.0, True, [0]])
-async def test_a_callable_that_returns_nonsense_is_an_error_and_nothing_is_buffered(nonsense):
+async def test_an_invalid_result_of_a_callable_is_an_error_and_nothing_is_buffered(nonsense):
     answers = [nonsense, nonsense, 1]
     async with producing(topics={"t": 2}, partitioner=lambda *_: answers.pop(0)) as (cluster, producer):
         await producer.partitions_for("t")
@@ -450,7 +450,7 @@ def test_only_partitioners_that_are_not_compiled_are_called():
 
 
 @pytest.mark.parametrize("setting", ["murmur3", 7, ""])
-def test_an_unknown_partitioner_is_refused_at_once(setting):
+def test_an_unknown_partitioner_is_rejected_immediately(setting):
     with pytest.raises(ConfigError) as caught:
         quick_producer("localhost:1", partitioner=setting)
 

@@ -50,7 +50,7 @@ async def test_a_record_whose_transaction_has_ended_is_not_appended():
 
 
 class Counts:
-    """Counts the calls of an interceptor and of a serializer."""
+    """An interceptor and serializer that counts its calls."""
 
     def __init__(self):
         self.intercepted = self.serialized = 0

@@ -1,5 +1,5 @@
-"""The receipt of send_many, without a producer: batches are ended by hand. sending/test_bulk.py tests how rows get
-into batches."""
+"""The receipt of send_many, without a producer: batches are ended by hand. sending/test_bulk.py tests how rows
+get into batches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Sent:
 
 
 async def test_the_offsets_of_adjacent_batches_are_one_range_and_others_are_not():
-    # A record of 100 bytes takes 109, and is only written where there would be room for 132.
+    # A record of 100 bytes takes 109, and is written only if there is room for 132.
     sent = Sent([bytes(100)] * 6, limit=109 + 132)
     first, second, third = sent.batches()
     assert [batch.record_count for batch in (first, second, third)] == [2, 2, 2]
@@ -85,7 +85,7 @@ async def test_without_acknowledgements_there_are_no_offsets_and_no_errors():
     assert sent.receipt.done()
 
 
-async def test_errors_have_the_number_of_their_row_in_whichever_order_partitions_took_them():
+async def test_errors_have_the_number_of_their_row_in_any_order_of_partitions():
     sent = Sent([b"0", b"1", b"2", b"3"], partitions=[1, 0, 1, 0])
     refused = DeliveryError("refused", outcome=Outcome.NOT_PERSISTED)
     [zeroth], [first] = sent.batches(0), sent.batches(1)
@@ -97,7 +97,7 @@ async def test_errors_have_the_number_of_their_row_in_whichever_order_partitions
     assert [sent.receipt.partition(row) for row in range(4)] == [1, 0, 1, 0]
 
 
-async def test_a_row_that_was_not_sent_has_no_partition_and_its_delivery_raises_why():
+async def test_a_row_that_was_not_sent_has_no_partition_and_its_delivery_raises_the_reason():
     sent = Sent([b"0", "not bytes", b"2"], timestamps=[7, 8, 9])
     [batch] = sent.batches()
     sent.acknowledge(batch, 0)
@@ -120,7 +120,7 @@ async def test_a_row_that_was_not_sent_has_no_partition_and_its_delivery_raises_
         ([Outcome.NOT_PERSISTED, Outcome.UNKNOWN], Outcome.UNKNOWN),
     ],
 )
-async def test_the_error_of_all_rows_is_unknown_as_soon_as_one_is_and_has_the_flags_of_each(outcomes, whole):
+async def test_the_common_error_is_unknown_if_that_of_one_row_is_and_has_the_flags_of_each(outcomes, whole):
     sent = Sent([b"0", b"1"], partitions=[0, 1])
     for partition, outcome in enumerate(outcomes):
         [batch] = sent.batches(partition)
@@ -136,7 +136,7 @@ async def test_the_error_of_all_rows_is_unknown_as_soon_as_one_is_and_has_the_fl
     assert list(caught.value.errors) == [0, 1]
 
 
-async def test_the_receipts_own_errors_keep_no_frame_of_a_caller_alive():
+async def test_errors_of_a_receipt_keep_no_frame_of_a_caller_alive():
     sent = Sent([b"0", 1])
 
     for _ in range(2):
@@ -146,7 +146,7 @@ async def test_the_receipts_own_errors_keep_no_frame_of_a_caller_alive():
     assert sent.rows.errors[1].__traceback__ is None
 
 
-async def test_waiting_ends_with_the_last_batch_and_looks_at_no_error():
+async def test_waiting_ends_with_the_last_batch_and_retrieves_no_error():
     sent = Sent([b"0", b"1"], partitions=[0, 1])
     [zeroth], [first] = sent.batches(0), sent.batches(1)
     waiting = asyncio.ensure_future(sent.receipt.wait())
@@ -162,7 +162,7 @@ async def test_waiting_ends_with_the_last_batch_and_looks_at_no_error():
     assert list(sent.receipt.errors) == [1]
 
 
-async def test_the_parts_of_a_batch_that_was_split_answer_for_their_rows():
+async def test_the_parts_of_a_split_batch_have_the_results_of_their_rows():
     sent = Sent([b"0", b"1", b"2"])
     [batch] = sent.batches()
     batch.close()
@@ -181,7 +181,7 @@ async def test_the_parts_of_a_batch_that_was_split_answer_for_their_rows():
 
 
 @pytest.mark.parametrize("looked", [False, True])
-async def test_a_receipt_that_is_dropped_hands_over_the_errors_that_were_not_looked_at(looked):
+async def test_a_dropped_receipt_passes_on_its_unretrieved_errors(looked):
     sent = Sent([b"0", "not bytes"])
     [batch] = sent.batches()
     sent.acknowledge(batch, 0)

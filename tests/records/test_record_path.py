@@ -111,9 +111,7 @@ def test_numbered_batch_is_what_the_oracle_writes(given_records, producer_id, ep
 
 @settings(max_examples=100, deadline=None)
 @given(records, st.integers(100, 30_000))
-def test_records_that_are_sent_are_what_the_oracle_writes_into_as_many_batches_as_it_takes(
-    given_records, limit
-):
+def test_sent_records_are_what_the_oracle_writes_into_as_many_batches_as_needed(given_records, limit):
     accumulator = OpensBatches(NoLoop(), limit=limit)
     path = bound(accumulator)
     topic = accumulator.topics["orders"]
@@ -166,7 +164,7 @@ def test_batch_without_its_withdrawn_records_reads_as_if_they_had_never_been_sen
     "Records",
     "the compiled writer of batch v2 writes keys, values, headers and timestamps as the oracle does",
 )
-def test_longest_possible_record_has_room():
+def test_there_is_room_for_the_longest_possible_record():
     batch = new_batch(capacity=1)
     batch.try_append(None, None, 0, None)
     batch.try_append(b"v" * 300_000, b"k" * 300_000, LAST_TIMESTAMP, [("n" * 300_000, b"h" * 300_000)] * 3)
@@ -178,7 +176,7 @@ def test_longest_possible_record_has_room():
     assert sealed(batch) == encode_batch(expected)
 
 
-def test_buffer_grows_over_many_reallocations_and_reserves_what_it_holds():
+def test_the_buffer_grows_by_many_reallocations_and_reserves_the_size_of_its_content():
     batch = new_batch(capacity=0)
     reserved = set()
 
@@ -193,7 +191,7 @@ def test_buffer_grows_over_many_reallocations_and_reserves_what_it_holds():
     assert batch.reserved == batch.size - HEADER_SIZE
 
 
-def test_full_batch_takes_no_record_and_stays_as_it_is():
+def test_a_full_batch_accepts_no_record_and_does_not_change():
     batch = new_batch(limit=200)
     while batch.try_append(b"v" * 20, None, 1, None):
         pass
@@ -206,7 +204,7 @@ def test_full_batch_takes_no_record_and_stays_as_it_is():
     assert sealed(batch) == encode_batch([OracleRecord(1, None, b"v" * 20)] * count)
 
 
-def test_closed_batch_takes_no_record():
+def test_a_closed_batch_accepts_no_record():
     batch = new_batch()
     batch.try_append(b"v", None, 1, None)
     batch.close()
@@ -214,7 +212,7 @@ def test_closed_batch_takes_no_record():
     assert not batch.try_append(b"v", None, 1, None)
 
 
-def test_time_stamp_is_the_wall_clock_if_there_is_none():
+def test_without_a_timestamp_a_record_has_the_current_time():
     accumulator = OpensBatches(NoLoop())
     before = now_ms()
     bound(accumulator)._append(accumulator.topics["orders"], b"v", None, 0, None, None, False)
@@ -225,7 +223,7 @@ def test_time_stamp_is_the_wall_clock_if_there_is_none():
 def test_headers_that_change_while_a_batch_is_opened_are_sent_as_they_were_checked():
     accumulator = OpensBatches(NoLoop())
     headers = [("one", b"1"), ("two", b"2")]
-    # Opening a batch runs Python, so another thread or a finalizer may run there, too.
+    # Opening a batch runs Python code, so another thread or a finalizer may run during it.
     accumulator.when_opening = headers.pop
 
     bound(accumulator)._append(accumulator.topics["orders"], b"v", None, 0, 7, headers, False)
@@ -270,7 +268,7 @@ BAD_RECORDS = {
     "header is None": {"headers": [None]},
     "header name is bytes": {"headers": [(SECRET.encode(), b"1")]},
     "header name is None": {"headers": [(None, b"1")]},
-    "header name is no UTF-8": {"headers": [("a", b"1"), (SECRET + "\ud800", b"1")]},
+    "header name is not UTF-8": {"headers": [("a", b"1"), (SECRET + "\ud800", b"1")]},
     "header value is str": {"headers": [("a", SECRET)]},
     "header value is int": {"headers": [("a", b"1"), ("b", 2)]},
     "header value is bytearray": {"headers": [("a", bytearray(SECRET.encode()))]},
@@ -279,7 +277,7 @@ bad_records = pytest.mark.parametrize("bad", BAD_RECORDS.values(), ids=BAD_RECOR
 
 
 @bad_records
-def test_bad_record_is_refused_by_a_batch_which_stays_as_it_was(bad):
+def test_a_batch_rejects_an_invalid_record_and_does_not_change(bad):
     batch = new_batch()
     batch.try_append(b"v", b"k", 5, None)
     record = {"value": None, "key": None, "timestamp_ms": None, "headers": None} | bad
@@ -293,7 +291,7 @@ def test_bad_record_is_refused_by_a_batch_which_stays_as_it_was(bad):
 
 
 @bad_records
-async def test_bad_record_is_refused_by_send_and_nothing_is_opened_or_reserved(path, accumulator, bad):
+async def test_send_rejects_an_invalid_record_and_opens_and_reserves_nothing(path, accumulator, bad):
     with pytest.raises(InvalidRecordError) as raised:
         await path.send("orders", **bad)
     with pytest.raises(InvalidRecordError):
@@ -305,7 +303,7 @@ async def test_bad_record_is_refused_by_send_and_nothing_is_opened_or_reserved(p
     assert accumulator.topics["orders"].sticky_bytes == 0
 
 
-def test_refused_record_releases_the_buffers_that_it_was_read_from():
+def test_a_rejected_record_releases_the_buffers_of_its_key_and_value():
     value, key = bytearray(b"value"), bytearray(b"key")
     batch = new_batch()
 
@@ -313,7 +311,7 @@ def test_refused_record_releases_the_buffers_that_it_was_read_from():
         with pytest.raises(InvalidRecordError):
             batch.try_append(**{"value": value, "key": key, "timestamp_ms": 1, "headers": None} | bad)
 
-    value.append(1)  # BufferError if anything still looks at it
+    value.append(1)  # BufferError if anything still references it
     key.append(1)
 
 
@@ -335,7 +333,7 @@ def test_record_above_max_request_size_is_refused_with_both_sizes():
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
-def test_murmur2_is_that_of_the_reference(key):
+def test_murmur2_agrees_with_the_reference(key):
     assert murmur2(key) == partitioner.murmur2(key)
     assert murmur2(bytearray(key)) == murmur2(memoryview(key)) == murmur2(key)
 
@@ -362,7 +360,7 @@ def test_murmur2_has_the_published_values(key, expected):
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=30), st.integers(1, 50))
-def test_keyed_record_goes_where_java_sends_it(key, partitions):
+def test_a_record_with_a_key_is_sent_to_javas_partition(key, partitions):
     accumulator = OpensBatches(NoLoop(), partitions=partitions)
 
     delivery = bound(accumulator)._append(accumulator.topics["orders"], b"v", key, -1, 1, None, False)
@@ -372,7 +370,7 @@ def test_keyed_record_goes_where_java_sends_it(key, partitions):
     )
 
 
-def test_records_without_a_key_stay_with_a_partition_until_it_had_batch_size_bytes():
+def test_records_without_a_key_stay_with_a_partition_until_it_has_batch_size_bytes():
     accumulator = OpensBatches(NoLoop(), partitions=5, limit=1000 - HEADER_SIZE)
     path = bound(accumulator, batch_size=1000)
     topic = accumulator.topics["orders"]
@@ -388,7 +386,7 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_batch_size_byt
         else:
             runs.append(1)
     assert len(runs) > 5
-    # 70 bytes a record on the wire, and up to 31 more while it is not known how long its varints are.
+    # A record has 70 bytes on the wire, and may reserve 31 more while the length of its varints is unknown.
     assert all(1000 // 101 <= run <= 2 * 1000 // 70 for run in runs[:-1])
     assert accumulator.switches[0] == 0
     assert all(1000 <= used <= 2 * 1000 + 101 for used in accumulator.switches[1:])
@@ -398,7 +396,7 @@ def test_records_without_a_key_stay_with_a_partition_until_it_had_batch_size_byt
     "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
 )
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_found_no_room_does_not_count_for_the_sticky_partition(at_once):
+def test_a_record_that_found_no_room_does_not_count_for_the_sticky_partition(at_once):
     """KIP-794: BuiltInPartitioner.updatePartitionInfo is called once the record is in its batch."""
     accumulator = OpensBatches(NoLoop(), partitions=5)
     path = bound(accumulator)
@@ -425,7 +423,7 @@ def test_what_found_no_room_does_not_count_for_the_sticky_partition(at_once):
 
 
 @pytest.mark.promise("Public API", "`send` is a coroutine that returns the delivery")
-async def test_send_returns_the_delivery_and_does_not_let_others_run_before(path, accumulator):
+async def test_send_returns_the_delivery_without_yielding_to_the_loop(path, accumulator):
     ran = []
     asyncio.get_running_loop().call_soon(ran.append, 1)
 
@@ -444,7 +442,7 @@ async def test_send_can_be_a_task(path, accumulator):
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 20_000), (20_000, 500)])
-async def test_long_loop_of_sends_lets_others_run(path, size, count):
+async def test_a_long_loop_of_sends_lets_other_tasks_run(path, size, count):
     turns = []
 
     async def other() -> None:
@@ -458,11 +456,11 @@ async def test_long_loop_of_sends_lets_others_run(path, size, count):
     task.cancel()
     await asyncio.wait([task])
 
-    # Some 10 MB, counting a small record as half a kilobyte: a turn takes about one of them.
+    # The loop sends some 10 MB, counting a small record as half a kilobyte: one turn sends about 1 MB.
     assert len(turns) >= 7
 
 
-async def test_send_and_wait_hurries_its_batch_once_and_returns_the_metadata(path, accumulator):
+async def test_send_and_wait_makes_its_batch_due_once_and_returns_the_metadata(path, accumulator):
     tasks = [asyncio.ensure_future(path.send_and_wait("orders", b"v")) for _ in range(3)]
     await asyncio.sleep(0)
 
@@ -473,7 +471,7 @@ async def test_send_and_wait_hurries_its_batch_once_and_returns_the_metadata(pat
 
 
 @pytest.mark.promise("Public API", "`send_and_wait` returns the metadata and never lingers")
-async def test_send_and_wait_raises_what_became_of_the_record(path, accumulator):
+async def test_send_and_wait_raises_the_error_of_the_record(path, accumulator):
     tasks = [asyncio.ensure_future(path.send_and_wait("orders", b"v")) for _ in range(2)]
     await asyncio.sleep(0)
     error = DeliveryError("refused", outcome=Outcome.UNKNOWN)
@@ -495,7 +493,7 @@ async def test_cancelling_send_and_wait_leaves_the_record_in_its_batch(path, acc
     accumulator.tail.succeed(0, -1, -1)
 
 
-async def test_send_takes_the_slow_path_for_what_it_can_not_do_at_once(path, accumulator):
+async def test_send_takes_the_slow_path_for_records_that_it_cannot_append_immediately(path, accumulator):
     for refused in (
         {"topic": "unknown"},
         {"topic": "orders", "partition": 1},
@@ -512,7 +510,7 @@ async def test_send_takes_the_slow_path_for_what_it_can_not_do_at_once(path, acc
         await path.send("orders", b"v")
 
 
-async def test_nobody_overtakes_those_who_wait_for_memory(path, accumulator):
+async def test_no_caller_overtakes_those_that_wait_for_memory(path, accumulator):
     topic = accumulator.topics["orders"]
     path.try_send("orders", b"v")
     accumulator.memory.waiters = 1
@@ -556,7 +554,7 @@ def test_send_from_a_later_loop_of_the_same_thread_is_refused():
 
 
 def test_producer_is_refused_in_a_forked_child():
-    # In a process of its own, which has no threads.
+    # In a separate process, which has no other threads.
     script = """
 import asyncio, os
 from aioproducer.records._record_path import BufferMemory, RecordPath
@@ -593,7 +591,7 @@ asyncio.run(main())
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
-def test_buffer_memory_hands_out_what_there_is_and_no_more():
+def test_buffer_memory_hands_out_no_more_than_it_has():
     memory = BufferMemory(100)
 
     assert memory.take(60)
@@ -629,7 +627,7 @@ ITEMS_ARE_BYTES = {
 
 @pytest.mark.parametrize("part", ["value", "key"])
 @pytest.mark.parametrize("case", OTHER_ITEMS)
-def test_a_buffer_of_other_items_than_bytes_is_refused_with_its_type_and_format(case, part):
+def test_a_buffer_whose_items_are_not_bytes_is_rejected_with_its_type_and_format(case, part):
     data, words = OTHER_ITEMS[case]
     accumulator = OpensBatches(NoLoop())
     topic = accumulator.topics["orders"]
@@ -644,7 +642,7 @@ def test_a_buffer_of_other_items_than_bytes_is_refused_with_its_type_and_format(
 
 
 @pytest.mark.parametrize("case", ITEMS_ARE_BYTES)
-def test_a_buffer_of_bytes_is_sent_as_it_is_whatever_its_type(case):
+def test_a_buffer_of_bytes_is_sent_unchanged_whatever_its_type(case):
     accumulator = OpensBatches(NoLoop())
     data = ITEMS_ARE_BYTES[case]
 

@@ -1,6 +1,6 @@
-"""The compiled encoder compared with the plain-Python one at the limits of its arithmetic: lengths at which a varint
-grows, timestamps that are as far apart as possible, batches with withdrawn records, and the parts of split
-batches."""
+"""The compiled encoder compared with the plain-Python one at the limits of its arithmetic: lengths at which a
+varint grows, timestamps that are as far apart as possible, batches with withdrawn records, and the parts of
+split batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ batches = st.lists(
 )
 light = st.builds(OracleRecord, timestamp=timestamps, key=short, value=short, headers=few_headers)
 light_batches = st.lists(light, min_size=1, max_size=12)
-"""The number of short records: most of the time is spent on the oracle's CRC."""
+"""Batches of short records only, because most of the time is spent on the oracle's CRC."""
 
 
 @settings(max_examples=200, deadline=None)
@@ -57,7 +57,7 @@ light_batches = st.lists(light, min_size=1, max_size=12)
 def test_batch_at_the_borders_is_byte_for_byte_what_the_oracle_writes(
     given_records, more, capacity, transactional
 ):
-    given_records = given_records + [OracleRecord(NOW)] * more  # offset deltas have borders, too
+    given_records = given_records + [OracleRecord(NOW)] * more  # offset deltas also have borders
     batch = new_batch(capacity=capacity, limit=1 << 30)
     for record in given_records:
         assert batch.try_append(record.value, record.key, record.timestamp, list(record.headers))
@@ -97,7 +97,7 @@ def test_lengths_grow_to_four_bytes(size):
 
 @settings(max_examples=150, deadline=None)
 @given(batches)
-def test_batch_that_the_user_builds_is_what_the_oracle_writes(given_records):
+def test_a_batch_built_by_the_user_is_what_the_oracle_writes(given_records):
     builder = BatchBuilder(new_batch().queue, NoLoop(), 1 << 30)
     sizes = [
         builder.append(
@@ -131,7 +131,7 @@ class Sent:
         return self.records[0].timestamp
 
     def bytes_of(self, indexes: Sequence[int], **numbers: int) -> bytes:
-        """The batch of these records; the base time stamp stays that of the first record that there ever was."""
+        """Return the oracle's batch of these records; the base timestamp remains that of the very first record."""
         kept = [self.records[index] for index in indexes]
         return encode_batch(kept, base_timestamp=self.base_timestamp, **numbers)
 
@@ -151,8 +151,8 @@ def sent(given_records: list[OracleRecord]) -> tuple[Sent, ProducerBatch]:
 
 
 def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
-    """Withdraw records as their time-outs would, some of them after others were left out; return the indexes of the
-    remaining ones."""
+    """Withdraw records as their timeouts would, some of them after others were left out; return the
+    indexes of the remaining ones."""
     for some_left_out in (sorted(left_out)[::2], sorted(left_out)[1::2]):
         for index in some_left_out:
             some.expected[index] = error = DeliveryError(f"too late: {index}")
@@ -163,15 +163,15 @@ def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
 
 
 def some_of(count: int) -> st.SearchStrategy[set[int]]:
-    """Draw any number of `count` indexes, but not all."""
+    """Draw any number of `count` indexes, but not all of them."""
     return st.sets(st.integers(0, count - 1), max_size=count - 1)
 
 
 def cut(
     some: Sent, batch: ProducerBatch, indexes: list[int], data: st.DataObject
 ) -> list[tuple[ProducerBatch, list[int]]]:
-    """Split in two, as KIP-126 does, or leave out the records that the broker named (KIP-467); a single record is not
-    split."""
+    """Split the batch in two, as KIP-126 does, or leave out the records that the broker named (KIP-467). A
+    batch of a single record is not split."""
     if len(indexes) < 2:
         return [(batch, indexes)]
     end = batch.record_count + len(batch.withdrawn)
@@ -215,7 +215,8 @@ def test_batch_without_its_withdrawn_records_is_what_the_oracle_writes(given_rec
 def test_parts_are_what_the_oracle_writes_and_each_delivery_follows_its_record(given_records, data):
     some, batch = sent(given_records * data.draw(st.sampled_from([1, 1, 7])))
     kept = without(some, batch, data.draw(some_of(len(some.records))))
-    # Some look at their delivery after each step, the others at the end only: they have several steps to follow.
+    # These records are checked after each step, the others only at the end, so that their deliveries follow
+    # several steps at once.
     curious = data.draw(some_of(len(some.records)))
 
     leaves = [(batch, kept)]

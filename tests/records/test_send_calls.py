@@ -1,4 +1,4 @@
-"""The declared calls, which type checkers, editors and readers see, are those of the compiled and the blocking code."""
+"""The declared calls, which type checkers, editors and readers see, agree with the compiled and the blocking code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_compiled_calls_are_declared():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_declaration_has_the_parameters_and_the_text_of_the_compiled_call(name):
+def test_a_declaration_has_the_parameters_and_the_docstring_of_the_compiled_call(name):
     *overloads, last = declared()[name]
     compiled = getattr(Producer, name)
 

@@ -1,4 +1,5 @@
-"""Serializers: which arguments each receives, plain or async; an exception or an invalid result becomes one error."""
+"""Serializers: the arguments that each receives, plain or async; an exception or an invalid
+result becomes one error."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from tests.support.producing import numbers, producing, until, values, within
 def serialization(
     of_value=None, of_key=None, *, value=None, key=None, topic="t", headers=None
 ) -> Serialization:
-    """The Serialization of one record."""
+    """Return the Serialization of one record."""
     return RecordPath()._serialization(
         None if of_value is None else BoundSerializer(of_value, "value"),
         None if of_key is None else BoundSerializer(of_key, "key"),
@@ -45,7 +46,7 @@ def serialization(
 
 
 async def finished(*serializers, **record) -> Serialization:
-    """The Serialization of one record when both serializers have ended."""
+    """Return the Serialization of one record after both serializers have finished."""
     made = serialization(*serializers, **record)
     await finish(made)
     return made
@@ -68,7 +69,7 @@ class AnyAwaitable:
         return self._result
 
 
-async def test_without_a_serializer_key_and_value_pass_as_they_are():
+async def test_without_a_serializer_key_and_value_are_not_changed():
     value, key = object(), object()
 
     for made in (await finished(value=value, key=key), finished_now(value=value, key=key)):
@@ -90,7 +91,7 @@ async def test_a_serializer_may_return_none_or_any_buffer():
         assert (await finished(waits, value=7)).value is result
 
 
-async def test_what_can_be_awaited_is_awaited_also_if_it_is_not_a_coroutine():
+async def test_any_awaitable_result_is_awaited():
     assert (await finished(lambda _: AnyAwaitable(b"v"), value=7)).value == b"v"
     with pytest.raises(IllegalStateError, match=r"try_send can't wait for the async key_serializer .*lambda"):
         finished_now(None, lambda _: AnyAwaitable(b"v"), key=7)
@@ -116,18 +117,18 @@ async def fails_while_it_ends(value: object) -> bytes:
 ended: list[object] = []
 
 
-def test_a_serializer_that_awaits_something_while_it_is_ended_ends():
-    """anyio does so while it opens a connection."""
+def test_a_serializer_that_awaits_something_while_it_is_closed_ends():
+    """anyio does so when it is cancelled while it opens a connection."""
     ended.clear()
 
     with pytest.raises(IllegalStateError, match="try_send can't wait for the async value_serializer awaits"):
         finished_now(awaits_while_it_ends, value=7)
 
     assert ended == [7]
-    gc.collect()  # a coroutine that did not end would be an unraisable exception
+    gc.collect()  # a coroutine that did not finish would cause an unraisable exception
 
 
-def test_what_a_serializer_raises_while_it_is_ended_is_the_cause():
+def test_an_exception_of_a_serializer_while_it_is_closed_is_the_cause():
     with pytest.raises(
         IllegalStateError, match="try_send can't wait for the async value_serializer fails"
     ) as caught:
@@ -136,7 +137,7 @@ def test_what_a_serializer_raises_while_it_is_ended_is_the_cause():
     assert repr(caught.value.__cause__) == "ValueError('still open')"
 
 
-async def test_what_is_awaited_must_return_bytes_too():
+async def test_the_result_of_an_awaitable_must_also_be_bytes():
     async def inner() -> bytes:
         return b"v"
 
@@ -172,14 +173,14 @@ async def test_a_cancellation_inside_a_serializer_is_not_a_serialization_error()
 
 
 class Confluent:
-    """Called like the serializers of confluent-kafka."""
+    """A serializer that is called like those of confluent-kafka."""
 
     def __call__(self, obj, ctx=None):
         return context_of(ctx)
 
 
 class AsyncConfluent:
-    """An async one: a plain method that returns a coroutine."""
+    """An async serializer of that kind: a plain method that returns a coroutine."""
 
     def __call__(self, obj, ctx=None):
         return self._serialize(obj, ctx)
@@ -209,7 +210,7 @@ def context_of(second):
 
 
 class NoSignature:
-    """`inspect.signature` raises ValueError for it, as for some functions that are written in C."""
+    """A serializer for which `inspect.signature` raises ValueError, as for some functions written in C."""
 
     __signature__ = "none"
 
@@ -234,7 +235,7 @@ class NoSignature:
         functools.partial(lambda prefix, value, ctx: context_of(ctx), "prefix"),
     ],
 )
-async def test_a_callable_with_a_second_parameter_that_is_required_or_has_the_name_receives_the_context(
+async def test_a_callable_with_a_required_or_suitably_named_second_parameter_receives_the_context(
     serializer,
 ):
     made = await finished(serializer, serializer, value=7, key=8)
@@ -310,7 +311,7 @@ def test_new_functions_for_each_record_do_not_fill_the_memory():
     assert len(serializers._given) == MOST_KEPT
 
 
-async def test_a_callable_that_cannot_be_hashed_is_a_serializer_too():
+async def test_a_callable_that_cannot_be_hashed_is_accepted_as_a_serializer():
     class Unhashable:
         __hash__ = None
 
@@ -385,7 +386,7 @@ async def test_an_object_for_the_key_sees_the_headers_that_the_values_serializer
 
 
 @pytest.mark.parametrize("headers", [7, {"h": b"x"}, [("h", "text")], [("h",)]])
-async def test_wrong_headers_are_an_invalid_record_also_with_a_context(headers):
+async def test_invalid_headers_raise_the_same_error_with_a_context(headers):
     async with producing(value_serializer=takes_context) as (_, producer):
         for _ in ("unknown topic", "known topic"):
             with pytest.raises(InvalidRecordError) as caught:
@@ -395,7 +396,7 @@ async def test_wrong_headers_are_an_invalid_record_also_with_a_context(headers):
         assert producer.metrics().records_buffered == 0
 
 
-async def test_headers_that_a_serializer_has_replaced_with_something_wrong_are_an_invalid_record():
+async def test_invalid_headers_set_by_a_serializer_are_an_invalid_record():
     def replaces(value, context):
         context.headers = {"h": b"x"}
         return value
@@ -466,7 +467,7 @@ async def test_an_error_names_the_serializer_the_field_the_topic_and_the_cause(s
         assert producer.metrics().records_buffered == 0
 
 
-async def test_only_the_beginning_of_a_long_cause_is_repeated_and_none_of_an_empty_one():
+async def test_only_the_beginning_of_a_long_cause_is_repeated_and_an_empty_one_is_omitted():
     def long(value):
         raise ValueError("x" * 1000)
 
@@ -482,7 +483,7 @@ async def test_only_the_beginning_of_a_long_cause_is_repeated_and_none_of_an_emp
         finished_now(silent, value=7, topic="")
 
 
-def test_a_cause_without_a_text_is_named_by_its_class():
+def test_a_cause_whose_text_fails_is_named_by_its_class():
     class NoText(Exception):
         def __str__(self):
             raise ValueError("no text")
@@ -618,7 +619,7 @@ async def test_a_serializer_that_raises_is_the_cause_of_the_error_and_nothing_is
             assert values(cluster) == [b"good"]
 
 
-async def test_a_serializer_that_returns_no_bytes_is_an_invalid_record():
+async def test_a_result_that_is_not_bytes_makes_the_record_invalid():
     async with producing(value_serializer=str) as (_, producer):
         with pytest.raises(InvalidRecordError):
             await producer.send("t", 42)
@@ -626,7 +627,7 @@ async def test_a_serializer_that_returns_no_bytes_is_an_invalid_record():
 
 
 class NeverNone:
-    """A serializer in each of the forms that a user may pass. None must not reach it."""
+    """A serializer in each form that a user may pass, which must never receive None."""
 
     def serialize(self, topic, value, headers):
         return self.function(value)
@@ -665,7 +666,7 @@ async def test_none_never_reaches_a_serializer(serializer, given_to):
 
 
 @pytest.mark.promise("Public API", "a record may have serializers of its own")
-async def test_a_record_may_have_serializers_of_its_own():
+async def test_a_record_may_have_its_own_serializers():
     settings = {"value_serializer": lambda value: b"producer's %d" % value, "key_serializer": str.encode}
     own = {
         "value_serializer": lambda value: b"own %d" % value,
@@ -691,7 +692,7 @@ async def test_a_record_may_have_serializers_of_its_own():
 
 
 @pytest.mark.parametrize("field", ["value", "key"])
-async def test_something_else_instead_of_a_serializer_is_an_invalid_record(field):
+async def test_an_invalid_serializer_makes_the_record_invalid(field):
     name = f"{field}_serializer"
     expected = rf"the {name} must be callable or have a method serialize\(topic, value, headers\), not int"
 
@@ -802,7 +803,7 @@ async def test_cancelling_send_cancels_its_async_serializer():
 
 async def test_a_send_that_fails_in_its_serializer_frees_the_value_without_a_collector():
     class Value:
-        """Can be referenced weakly."""
+        """A class of objects that can be weakly referenced."""
 
     async def waits(value):
         await asyncio.Event().wait()
@@ -836,7 +837,7 @@ async def test_a_send_that_fails_in_its_serializer_frees_the_value_without_a_col
         gc.enable()
 
 
-async def test_try_send_ends_an_async_serializer_that_has_to_wait():
+async def test_try_send_closes_an_async_serializer_that_has_to_wait():
     ended = []
 
     async def waits(value):
@@ -858,7 +859,7 @@ async def test_try_send_ends_an_async_serializer_that_has_to_wait():
     assert ended == [7]
 
 
-async def test_a_record_that_a_serializer_sends_itself_comes_first():
+async def test_a_record_that_a_serializer_itself_sends_is_stored_first():
     async with producing() as (cluster, producer):
 
         def audits(value):
@@ -873,7 +874,7 @@ async def test_a_record_that_a_serializer_sends_itself_comes_first():
         assert values(cluster) == [b"first", b"audit of v", b"v"]
 
 
-async def test_no_code_of_the_user_runs_where_no_record_may_be_sent():
+async def test_no_user_code_runs_where_no_record_may_be_sent():
     calls = []
 
     class Note:
@@ -922,7 +923,7 @@ async def test_rows_of_send_many_are_serialized_in_the_same_way():
 
 
 @pytest.mark.parametrize("serializer", [NeverNone(), NeverNone().with_context])
-async def test_a_batch_that_is_built_by_hand_has_no_topic_for_a_serializer(serializer):
+async def test_a_batch_built_by_hand_has_no_topic_for_a_serializer(serializer):
     async with producing(value_serializer=serializer) as (_, producer):
         with pytest.raises(
             IllegalStateError, match=r"has no topic to pass to the value_serializer .*NeverNone"
@@ -930,7 +931,7 @@ async def test_a_batch_that_is_built_by_hand_has_no_topic_for_a_serializer(seria
             producer.create_batch()
 
 
-async def test_a_batch_that_is_built_by_hand_is_serialized_with_functions_of_the_value():
+async def test_a_batch_built_by_hand_is_serialized_with_functions_of_the_value():
     async with producing(value_serializer=json.dumps, key_serializer=str.encode) as (_, producer):
         batch = producer.create_batch()
         with pytest.raises(SerializationError, match="the value_serializer dumps returned str; it must"):

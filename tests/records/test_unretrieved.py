@@ -21,7 +21,7 @@ def lines(caplog) -> list[str]:
     ]
 
 
-async def test_each_topic_and_error_has_its_line_and_its_first_error(caplog):
+async def test_each_topic_and_error_has_a_line_with_its_first_error(caplog):
     unretrieved = Unretrieved(asyncio.get_running_loop(), LOG)
     unretrieved.add("t", DeliveryError("first"), 3)
     unretrieved.add("u", DeliveryError("other"), 1)
@@ -44,7 +44,7 @@ async def test_each_topic_and_error_has_its_line_and_its_first_error(caplog):
     }
 
 
-async def test_after_close_what_comes_in_one_turn_is_logged_together_without_a_timer(caplog):
+async def test_after_close_the_errors_of_one_turn_are_logged_together_without_a_timer(caplog):
     unretrieved = Unretrieved(asyncio.get_running_loop(), LOG)
     unretrieved.close()
     for _ in range(50):
@@ -56,7 +56,7 @@ async def test_after_close_what_comes_in_one_turn_is_logged_together_without_a_t
     assert unretrieved._timer is None
 
 
-def test_without_a_running_loop_the_first_of_each_kind_is_logged_at_once(caplog):
+def test_without_a_running_loop_the_first_error_of_each_kind_is_logged_immediately(caplog):
     loop = asyncio.new_event_loop()
     unretrieved = Unretrieved(loop, LOG)
     unretrieved.add("t", DeliveryError("refused"), 1)

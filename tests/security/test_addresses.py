@@ -40,13 +40,13 @@ async def refused_by(address_filter, **settings) -> str:
      ("kafka", 65536), ("kafka", 9092, 1), ["kafka", 9092], b"kafka"],
     ids=repr,
 )  # fmt: skip
-async def test_anything_but_none_or_an_address_is_an_error_that_names_it(returned):
+async def test_an_invalid_result_is_an_error_that_shows_it(returned):
     why = await refused_by(lambda host, port, node_id: returned)
 
     assert f"address_filter returned {returned!r}; it must return (host, port), or None" in why
 
 
-async def test_none_refuses_the_broker():
+async def test_none_rejects_the_broker():
     assert "address_filter rejected this address" in await refused_by(lambda host, port, node_id: None)
 
 
@@ -55,7 +55,7 @@ async def test_an_async_address_filter_is_named():
         return None
 
     why = await refused_by(address_filter)
-    gc.collect()  # warnings are errors: the coroutine was closed
+    gc.collect()  # warnings are errors, so this shows that the coroutine was closed
 
     assert "address_filter returned a coroutine (use a plain function, not an async one)" in why
 
@@ -118,7 +118,7 @@ async def test_other_addresses_of_a_name_with_a_link_local_one_are_used(monkeypa
         await wire.writer.wait_closed()
 
 
-async def test_the_filter_sees_each_address_and_decides_alone(monkeypatch):
+async def test_the_filter_receives_each_address_and_alone_decides(monkeypatch):
     asked: list[tuple[str, str, int]] = []
 
     def address_filter(host: str, address: str, port: int) -> bool:
@@ -173,7 +173,7 @@ async def _is_async(*_: object) -> bool:
         (_is_async, "returned a coroutine (use a plain function, not an async one)"),
     ],
 )
-async def test_a_refusal_on_resolved_addresses_says_why(address_filter, told):
+async def test_a_rejection_of_resolved_addresses_gives_the_reason(address_filter, told):
     async with ScriptedBroker(silence) as broker:
         with pytest.raises(BrokerConnectionError) as caught:
             await dial(HOST, broker.port, LONG, address_filter=address_filter)

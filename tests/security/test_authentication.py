@@ -80,7 +80,7 @@ def authentication_of(login: Login, timeout: float = 1.0, renew_at: float = 0.85
     ("lifetime_ms", "seconds"),
     [(0, None), (-1, None), (1500, 1.5), (2**63 - 1, authentication.LONGEST_SESSION)],
 )
-async def test_a_handshake_is_followed_by_each_token_and_the_last_answer_has_the_life_of_the_session(
+async def test_a_handshake_is_followed_by_each_token_and_the_last_answer_has_the_session_lifetime(
     lifetime_ms, seconds
 ):
     broker = Broker(lifetime_ms=lifetime_ms)
@@ -122,7 +122,9 @@ async def test_a_handshake_is_followed_by_each_token_and_the_last_answer_has_the
         ),
     ],
 )
-async def test_each_refusal_has_its_error_and_only_a_brokers_own_failure_is_retriable(answers, error, told):
+async def test_each_rejection_has_its_error_and_only_a_failure_of_the_broker_is_retriable(
+    answers, error, told
+):
     broker = Broker(**answers)
     with pytest.raises(error) as caught:
         await authenticate(broker, take_step, Machine(), SPOKEN, "broker 1")
@@ -136,7 +138,7 @@ async def test_each_refusal_has_its_error_and_only_a_brokers_own_failure_is_retr
 @pytest.mark.parametrize(
     ("code", "calls"), [(ErrorCode.SASL_AUTHENTICATION_FAILED, 2), (ErrorCode.UNKNOWN_SERVER_ERROR, 1)]
 )
-async def test_only_a_refusal_of_the_token_makes_the_next_authentication_fetch_another(code, calls):
+async def test_only_a_rejected_token_makes_the_next_authentication_fetch_another_one(code, calls):
     fetched = []
     login = Login(
         make_config(
@@ -158,7 +160,7 @@ async def test_only_a_refusal_of_the_token_makes_the_next_authentication_fetch_a
 # ------------------------------------------------------------------------------------------------- credentials
 
 
-async def test_credentials_that_take_too_long_are_a_lost_connection_and_a_bug_in_them_is_not():
+async def test_a_timeout_of_the_credentials_function_is_a_lost_connection_and_a_bug_in_it_is_not():
     async def hang() -> None:
         await asyncio.Event().wait()
 
@@ -177,7 +179,7 @@ async def test_credentials_that_take_too_long_are_a_lost_connection_and_a_bug_in
         await authentication_of(Broken(make_config(**PLAIN))).credentials()
 
 
-def test_a_session_for_which_no_credentials_come_until_its_end_fails():
+def test_a_session_fails_if_there_are_no_credentials_before_its_end():
     """In virtual time, credentials are requested after 85 % of 10 s, after half of the remaining time, and after the
     end."""
     asked = []
@@ -226,14 +228,14 @@ async def renewal_after(lifetime_ms: int, monkeypatch, renew_at: float = 0.85) -
         (0, None),
         (-1, None),
         (-(2**63), None),
-        (1, 1.05),  # sooner, Kafka refuses; and no loop turns hot
+        (1, 1.05),  # Kafka rejects an earlier one, and the loop must not spin
         (1000, 1.05),
         (5000, 4.25),
         (3_600_000, 3060.0),
         (2**63 - 1, 365 * 86400 * 0.85),
     ],
 )
-async def test_a_session_is_renewed_before_its_end_but_neither_at_once_nor_in_a_million_years(
+async def test_a_session_is_renewed_before_its_end_but_not_immediately_and_within_a_year(
     monkeypatch, lifetime_ms, seconds
 ):
     assert await renewal_after(lifetime_ms, monkeypatch) == (

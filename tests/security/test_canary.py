@@ -1,4 +1,4 @@
-"""One password, one key, one token: none of them appears in any output, in successful runs and in failures."""
+"""A password, a key and a token: none of them appears in any output, in successful runs and in failures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Derived:
     def scram_proof(
         self, name: str, password: Secret, salt: bytes, iterations: int, signed: bytes
     ) -> tuple[str, bytes]:
-        """Stands in for the product's, computes the same and keeps it (RFC 5802, 3)."""
+        """Compute the same as the package's function, which it replaces, and keep the secrets (RFC 5802, 3)."""
         proof, signature = self._proof(name, password, salt, iterations, signed)
         salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
         client_key, server_key = (
@@ -117,7 +117,8 @@ class Derived:
 
 
 class Everything(logging.Handler):
-    """Everything that is logged: messages, their arguments, tracebacks with the local variables of every frame."""
+    """A handler that keeps everything that is logged: messages, their arguments, and tracebacks with the local
+    variables of every frame."""
 
     def __init__(self, warned: list[warnings.WarningMessage]) -> None:
         super().__init__(logging.DEBUG)
@@ -132,7 +133,7 @@ class Everything(logging.Handler):
         return text
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Amazon's library writes what it signs at DEBUG, as SECURITY.md says; its log is not ours.
+        # Amazon's library logs the text that it signs at DEBUG, as SECURITY.md says; that log is not ours.
         if record.name.startswith("botocore"):
             return
         self.write(record.getMessage(), record.args)
@@ -144,8 +145,7 @@ class Everything(logging.Handler):
             print(thing, repr(thing), file=self.out)
 
     def error(self, error: BaseException | None) -> None:
-        """Return the error as text and as a pickle, with each frame of the package as a crash reporter would show
-        it."""
+        """Write the error as text and as a pickle, with each frame of the package as a crash reporter would show it."""
         seen: list[BaseException] = []
         while error is not None and error not in seen:
             seen.append(error)
@@ -184,7 +184,7 @@ def derived(monkeypatch) -> Derived:
 
 
 class Scenario(NamedTuple):
-    """A broker, a producer's settings, and the resulting error; None: records are delivered."""
+    """A broker, a producer's settings, and the resulting error; with None, records are delivered."""
 
     name: str
     security: Security
@@ -194,7 +194,8 @@ class Scenario(NamedTuple):
 
 
 def suite(tmp_path, derived: Derived, answering: str, refusing: str) -> list[Scenario]:
-    """Most of them go wrong. The last two arguments are token endpoints: one gives a token, one does not."""
+    """Return all scenarios, most of which end in an error. The last two arguments are token endpoints: one
+    returns a token, one does not."""
     return [
         *(one for mechanism in PASSWORD_MECHANISMS for one in with_password(mechanism)),
         *with_token(derived, answering, refusing),
@@ -248,7 +249,7 @@ def with_password(mechanism: str) -> Iterator[Scenario]:
 
 
 class TakesAnyToken:
-    """A broker's side of OAUTHBEARER that accepts any token, including Amazon's."""
+    """The broker's side of OAUTHBEARER that accepts any token, including Amazon's."""
 
     principal, lifetime = "", 0.0
 
@@ -332,11 +333,12 @@ def with_sessions() -> Iterator[Scenario]:
     for mechanism, credentials in given.items():
         security = Security(mechanisms=[mechanism], users=USERS, session_lifetime=60 * MS, session_slack=LONG)
         settings = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": mechanism, **credentials}
-        yield Scenario(f"{mechanism} anew", security, settings)
+        yield Scenario(f"{mechanism} renewed", security, settings)
 
 
 AUTHENTICATIONS = 6
-"""Three of them open connections: to the bootstrap address, to the leader, and there again after a drop."""
+"""Three of the authentications open connections: to the bootstrap address, to the leader, and
+there again after a drop."""
 
 
 async def play(cluster: EmbeddedCluster, scenario: Scenario, everything: Everything) -> KafkaError | None:
@@ -375,7 +377,7 @@ async def trouble(cluster: EmbeddedCluster, scenario: Scenario, everything: Ever
     async def run() -> None:
         await producer.start()
         if security.session_lifetime:
-            # Refused on the open connection, and from then on.
+            # The open connection is rejected, and all later ones.
             security.users.clear()
             security.clock = lambda: 1e12
             await until(lambda: security.failures)
@@ -403,14 +405,12 @@ def _can_be_pickled(producer: Producer) -> bool:
     try:
         pickle.dumps(producer.config)
     except Exception:
-        return False  # a function among the settings
+        return False  # a function is among the settings
     return True
 
 
 @pytest.mark.promise("Security", "no secret is written anywhere")
-async def test_threat_20_no_secret_is_in_anything_that_was_written(
-    everything, derived, tmp_path, monkeypatch
-):
+async def test_threat_20_no_secret_is_in_any_output(everything, derived, tmp_path, monkeypatch):
     monkeypatch.setattr(authentication, "SHORTEST_SESSION", 0.005)
     monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
     loop = asyncio.get_running_loop()
@@ -431,7 +431,7 @@ async def test_threat_20_no_secret_is_in_anything_that_was_written(
                     await trouble(cluster, scenario, everything)
                 everything.write(*[repr(seen.message) for seen in cluster.requests])
             written = everything.text()
-            assert "sasl_plain_password" in written, "the settings were written, and without what is in them"
+            assert "sasl_plain_password" in written, "the settings were written, but without their secrets"
             for needle in (*needles(), *derived.needles):
                 at = written.find(needle)
                 assert at < 0, f"{scenario.name}: ...{written[max(0, at - 300) : at + 100]}"
@@ -440,8 +440,9 @@ async def test_threat_20_no_secret_is_in_anything_that_was_written(
     assert refusing.requests
 
 
-async def test_a_broker_that_repeats_the_password_does_not_get_it_into_the_log(everything):
-    """PLAIN hands it over: a broker that sends it back as its error text is one that could log it itself."""
+async def test_a_password_that_a_broker_repeats_is_not_logged(everything):
+    """With PLAIN the broker receives the password. If it returns the password in its error text,
+    it could log it as well."""
 
     async def serve(peer: Peer) -> None:
         from aioproducer.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
@@ -472,7 +473,7 @@ async def test_a_broker_that_repeats_the_password_does_not_get_it_into_the_log(e
     assert PASSWORD not in everything.text()
 
 
-def test_the_canary_would_be_found(everything):
+def test_a_leaked_canary_would_be_found(everything):
     def fails(password: str) -> None:
         raise ValueError("wrong")
 

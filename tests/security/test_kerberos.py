@@ -1,4 +1,4 @@
-"""GSSAPI with a Kerberos of the tests' own: against the embedded broker, and step by step against forged answers."""
+"""GSSAPI with a Kerberos server for the tests: against the embedded broker, and step by step against forged answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def settings_of(keytabs: dict[str, str], **changed: object) -> dict[str, object]
 
 
 @pytest.mark.parametrize("domain_name", [None, "localhost"])
-async def test_a_keytab_gets_through(keytabs, domain_name):
+async def test_a_keytab_is_accepted(keytabs, domain_name):
     security = Security(mechanisms=["GSSAPI"], keytab=keytabs["kafka/localhost"])
     async with EmbeddedCluster(security=security, topics={"t": 1}) as cluster:
         port = cluster.broker(0).port
@@ -61,7 +61,7 @@ async def test_a_keytab_gets_through(keytabs, domain_name):
     assert set(security.authentications) == {("User:alice", "GSSAPI")}
 
 
-async def test_tickets_that_kinit_has_fetched_get_through(kdc, keytabs):
+async def test_tickets_fetched_by_kinit_are_accepted(kdc, keytabs):
     kdc.run("kinit", "-k", "-t", keytabs["alice"], "alice")
     security = Security(mechanisms=["GSSAPI"], keytab=keytabs["kafka/localhost"])
     async with EmbeddedCluster(security=security, topics={"t": 1}) as cluster:
@@ -73,7 +73,7 @@ async def test_tickets_that_kinit_has_fetched_get_through(kdc, keytabs):
     assert ("User:alice", "GSSAPI") in security.authentications
 
 
-async def test_the_guides_code_gets_through(keytabs, tmp_path, monkeypatch):
+async def test_the_code_of_the_guide_works(keytabs, tmp_path, monkeypatch):
     (code,) = (block.code for block in docs_pages.blocks_of(docs_pages.ROOT / "docs" / "sasl-gssapi.md"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "orders.keytab").symlink_to(keytabs["orders"])
@@ -98,7 +98,7 @@ async def test_the_guides_code_gets_through(keytabs, tmp_path, monkeypatch):
         ({"sasl_kerberos_service_name": "nothing"}, "GSSAPI: .*(nothing/localhost|not found)"),
     ],
 )
-async def test_without_a_ticket_start_ends_with_what_kerberos_says(keytabs, changed, told):
+async def test_without_a_ticket_start_fails_with_the_message_of_kerberos(keytabs, changed, told):
     security = Security(mechanisms=["GSSAPI"], keytab=keytabs["kafka/localhost"])
     async with EmbeddedCluster(security=security) as cluster:
         error = await refusal(f"localhost:{cluster.broker(0).port}", **settings_of(keytabs, **changed))
@@ -135,7 +135,7 @@ def exchanged(keytabs: dict[str, str]):
     return machine, server
 
 
-def test_no_security_layer_is_chosen_and_the_end_is_silent(keytabs):
+def test_no_security_layer_is_chosen_and_the_last_answer_is_empty(keytabs):
     machine, server = exchanged(keytabs)
     reply = machine.step(server.wrap(b"\x07\x00\xff\xff", False).message)
 
@@ -146,7 +146,7 @@ def test_no_security_layer_is_chosen_and_the_end_is_silent(keytabs):
 
 
 @pytest.mark.parametrize("offer", [b"\x06\x00\xff\xff", b"", b"\x01", b"\x01\x00\x00\x00\x00"])
-def test_a_demand_for_a_layer_or_nonsense_is_refused(keytabs, offer):
+def test_a_required_layer_or_an_invalid_message_is_rejected(keytabs, offer):
     machine, server = exchanged(keytabs)
 
     with pytest.raises(AuthenticationError, match="requires a security layer"):

@@ -1,5 +1,5 @@
-"""The login of a producer: the reuse of tokens, the requests for them, and the values that the user's callables may
-return."""
+"""The login of a producer: the reuse of tokens, the requests for them, and the values that the user's callables
+may return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def login_of(provider, **settings: object) -> Login:
         ("SASL_SSL", True, True),
     ],
 )
-def test_a_protocol_means_tls_or_sasl_or_both_or_neither(protocol, uses_tls, uses_sasl):
+def test_a_protocol_uses_tls_or_sasl_or_both_or_neither(protocol, uses_tls, uses_sasl):
     credentials = (
         {"sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_username": "a", "sasl_plain_password": "s"}
         if uses_sasl
@@ -57,7 +57,7 @@ def test_a_protocol_means_tls_or_sasl_or_both_or_neither(protocol, uses_tls, use
     assert (login.uses_tls, login.uses_sasl) == (uses_tls, uses_sasl)
 
 
-async def test_credentials_are_asked_for_each_time_async_functions_on_the_loop_and_others_in_a_thread():
+async def test_credentials_are_requested_each_time_from_async_functions_on_the_loop_and_others_in_a_thread():
     asked_in = []
 
     def in_a_thread() -> list[str]:
@@ -76,7 +76,7 @@ async def test_credentials_are_asked_for_each_time_async_functions_on_the_loop_a
         assert [thread is not threading.main_thread() for thread in asked_in] == [is_thread] * 2
 
 
-async def test_an_error_of_the_users_function_is_named_without_its_text_and_one_of_ours_passes():
+async def test_an_error_of_the_users_function_is_named_without_its_text_and_our_errors_are_raised():
     def fails() -> None:
         raise LookupError("no entry alice-secret")
 
@@ -113,7 +113,7 @@ async def test_extensions_of_a_token_come_before_those_of_the_settings():
         (3600.0, 2880.0),  # 80 %
         (1200.0, 900.0),  # or until 300 s before the end
         (400.0, 100.0),
-        (350.0, 280.0),  # too short-lived for the 300 + 60 s: 80 %
+        (350.0, 280.0),  # too short-lived for the 300 + 60 s, so 80 %
         (10.0, 8.0),
         (None, 0.0),
         (0.0, 0.0),
@@ -132,8 +132,8 @@ async def test_a_token_is_used_again_for_80_percent_of_its_life(lifetime, young_
     "tokens are fetched once for all connections, used for 80 % of their life, and dropped when rejected",
 )
 @pytest.mark.parametrize("lifetime", [3600.0, 350.0, 10.0])
-def test_a_provider_is_asked_again_after_80_percent_of_a_tokens_life_and_not_before(lifetime):
-    """In virtual time: each new connection authenticates, and none but the last of them needs a new token."""
+def test_a_provider_is_called_again_after_80_percent_of_a_tokens_life_and_not_before(lifetime):
+    """In virtual time: each new connection authenticates, and only the last of them needs a new token."""
     asked = []
     security = Security(mechanisms=["OAUTHBEARER"])
 
@@ -196,7 +196,7 @@ async def test_a_token_that_a_broker_refused_is_not_used_again():
     assert len(calls) == 2
 
 
-async def test_who_gives_up_fetching_leaves_it_to_the_next():
+async def test_if_a_fetch_is_cancelled_the_next_connection_fetches_the_token():
     calls = []
 
     async def provider() -> OAuthToken:

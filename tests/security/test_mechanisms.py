@@ -70,7 +70,7 @@ SCRAM = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256
 
 
 def jws(subject: str = "alice", life: float = 3600.0, **claims: object) -> str:
-    """An unsecured token, as Kafka's default validator takes it."""
+    """Return an unsecured token, as Kafka's default validator accepts it."""
     now = time.time()
     parts = ({"alg": "none"}, {"sub": subject, "iat": now, "exp": now + life, **claims})
     return ".".join(urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
@@ -83,7 +83,7 @@ async def cluster_of(security: Security | None, **settings: object) -> AsyncIter
 
 
 async def deliver(cluster: EmbeddedCluster, **settings: object) -> None:
-    """A record gets through."""
+    """Deliver a record."""
     patient = {**QUICK, "max_block_ms": LONG * 1000}
     async with Producer(cluster.bootstrap_servers, **{**patient, **settings}) as producer:
         await producer.send_and_wait("t", b"value")
@@ -93,7 +93,7 @@ async def deliver(cluster: EmbeddedCluster, **settings: object) -> None:
 async def refusal(servers: str, **settings: object) -> BaseException:
     """Return the error of start(), which must fail soon."""
     producer = Producer(servers, **{**QUICK, "max_block_ms": 600_000, **settings})
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # looked at by the caller
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # checked by the caller
         async with at_most(LONG):
             await producer.start()
     await producer.close()
@@ -120,7 +120,7 @@ async def given_up(servers: str, **settings: object) -> BootstrapError:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_SSL", "SASL_PLAINTEXT"])
-async def test_user_and_password_get_through(protocol, mechanism):
+async def test_user_and_password_are_accepted(protocol, mechanism):
     security = Security(
         tls=server_context() if protocol == "SASL_SSL" else None, mechanisms=[mechanism], users=USERS
     )
@@ -131,16 +131,16 @@ async def test_user_and_password_get_through(protocol, mechanism):
     assert set(security.authentications) == {("User:alice", mechanism)}
 
 
-async def test_tls_alone_gets_through():
+async def test_tls_alone_is_accepted():
     async with cluster_of(Security(tls=server_context())) as cluster:
         await deliver(cluster, security_protocol="SSL", **TRUST)
 
 
-async def test_a_clients_certificate_gets_through_and_names_it():
+async def test_a_clients_certificate_is_accepted_and_identifies_the_client():
     leaf = client_certificate("alice")
     security = Security(tls=server_context(wants_certificate=True))
     async with cluster_of(security) as cluster:
-        # ACLs see the name in the certificate.
+        # The broker's ACLs use the name in the certificate.
         cluster.authorizer.deny(Operation.WRITE, topic="t", principal="User:CN=bob,OU=x")
         await deliver(
             cluster,
@@ -151,7 +151,7 @@ async def test_a_clients_certificate_gets_through_and_names_it():
         )
 
 
-async def test_a_token_gets_through_with_its_extensions():
+async def test_a_token_is_accepted_with_its_extensions():
     asked = []
 
     async def provider() -> str:
@@ -168,7 +168,7 @@ async def test_a_token_gets_through_with_its_extensions():
             sasl_oauthbearer_extensions={"logicalCluster": "lkc-1"},
         )
 
-    # One token serves all connections while it is young.
+    # All connections share one token while it is young.
     assert len(asked) == 1
     assert len(security.authentications) >= 1
 
@@ -205,7 +205,7 @@ async def test_a_provider_may_be_a_function_a_coroutine_function_or_aiokafkas_ob
     assert ("User:carol", "OAUTHBEARER") in security.authentications
 
 
-async def test_a_delegation_token_gets_through_as_its_owner():
+async def test_a_delegation_token_authenticates_its_owner():
     security = Security(mechanisms=["SCRAM-SHA-256"], delegation_tokens={"token-id": ("alice", "hmac")})
     async with cluster_of(security) as cluster:
         await deliver(
@@ -226,14 +226,14 @@ async def test_a_users_own_context_is_used():
         await deliver(cluster, security_protocol="SSL", ssl_context=context)
 
 
-async def test_the_oldest_brokers_with_frames_for_tokens_are_spoken_to():
+async def test_the_oldest_brokers_with_frames_for_tokens_are_supported():
     security = Security(mechanisms=["SCRAM-SHA-512"], users=USERS)
     async with cluster_of(security, versions="2.1") as cluster:
         await deliver(cluster, **{**SCRAM, "sasl_mechanism": "SCRAM-SHA-512"})
         assert cluster.requests_of(ApiKey.SASL_AUTHENTICATE)[0].header.version == 0
 
 
-async def test_a_megabyte_record_and_many_small_ones_pass_through_tls():
+async def test_a_megabyte_record_and_many_small_ones_are_sent_through_tls():
     async with cluster_of(Security(tls=server_context()), max_message_bytes=4_000_000) as cluster:
         settings = {**QUICK, "security_protocol": "SSL", "max_request_size": 4_000_000, **TRUST}
         async with Producer(cluster.bootstrap_servers, **settings) as producer:
@@ -255,14 +255,14 @@ async def test_acks_0_resolves_through_tls_once_the_bytes_have_left():
         await until(lambda: cluster.records("t"))
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# -------------------------------------------------------------------------------------------------------- rejections
 
 
 @pytest.mark.promise(
     "Security",
     "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
 )
-async def test_a_wrong_password_ends_start_at_once_with_what_the_broker_said():
+async def test_a_wrong_password_makes_start_fail_immediately_with_the_message_of_the_broker():
     security = Security(mechanisms=["SCRAM-SHA-256"], users=USERS)
     async with cluster_of(security, brokers=3) as cluster:
         error = await refusal(cluster.bootstrap_servers, **{**SCRAM, "sasl_plain_password": "wrong-secret"})
@@ -271,11 +271,11 @@ async def test_a_wrong_password_ends_start_at_once_with_what_the_broker_said():
     assert "invalid credentials" in str(error)
     assert "SCRAM-SHA-256" in str(error)
     assert "wrong-secret" not in str(error)
-    # Not one attempt per broker: accounts get locked.
+    # Not one attempt for each broker, which could lock the account.
     assert security.failures == 1
 
 
-async def test_a_mechanism_that_the_broker_does_not_take_is_named_with_those_it_takes():
+async def test_a_mechanism_that_the_broker_rejects_is_named_with_those_it_accepts():
     async with cluster_of(Security(mechanisms=["PLAIN", "SCRAM-SHA-512"], users=USERS)) as cluster:
         error = await refusal(cluster.bootstrap_servers, **SCRAM)
 
@@ -300,7 +300,7 @@ async def test_a_mechanism_that_the_broker_does_not_take_is_named_with_those_it_
         ("strange", "unable to get local issuer certificate; set ssl_truststore_location (or"),
     ],
 )
-async def test_a_certificate_that_is_not_right_ends_start_at_once_and_no_password_leaves(kind, told):
+async def test_an_invalid_certificate_makes_start_fail_immediately_and_no_password_is_sent(kind, told):
     security = Security(tls=server_context(kind), mechanisms=["PLAIN"], users=USERS)
     async with cluster_of(security) as cluster:
         error = await refusal(
@@ -328,13 +328,13 @@ async def test_a_broker_without_a_certificate_gets_no_password_though_a_cipher_s
         assert list(cluster.requests) == []
 
 
-async def test_plain_without_tls_is_refused_unless_it_is_allowed_by_name():
+async def test_plain_without_tls_is_rejected_unless_a_setting_allows_it():
     with pytest.raises(ConfigError, match="sasl_plain_without_tls=True"):
         Producer("h:1", security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", **ALICE)
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_a_listener_that_wants_sasl_is_named(tls):
+async def test_a_listener_that_requires_sasl_is_named(tls):
     security = Security(tls=server_context() if tls else None, mechanisms=["PLAIN"], users=USERS)
     settings = {"security_protocol": "SSL", **TRUST} if tls else {}
     async with cluster_of(security) as cluster:
@@ -344,7 +344,7 @@ async def test_a_listener_that_wants_sasl_is_named(tls):
     assert f"does this listener require SASL? If so, set security_protocol to {wanted}" in str(error)
 
 
-async def test_a_broker_that_hangs_up_later_is_not_asked_whether_it_wants_sasl():
+async def test_the_error_for_a_broker_that_hangs_up_later_does_not_ask_about_sasl():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()
@@ -377,7 +377,7 @@ async def test_a_port_without_tls_is_named():
     assert "does this port speak TLS?" in str(error)
 
 
-async def test_a_web_server_behind_tls_or_without_is_named():
+async def test_a_web_server_with_or_without_tls_is_named():
     async def answer(peer: Peer) -> None:
         await peer.reader.read(1)
         peer.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -388,7 +388,7 @@ async def test_a_web_server_behind_tls_or_without_is_named():
             await make_connection(server.port, security_protocol="SSL", **TRUST).connect()
 
 
-async def test_a_broker_that_wants_a_certificate_ends_start_with_the_setting():
+async def test_if_a_broker_requires_a_certificate_start_fails_and_names_the_setting():
     security = Security(tls=server_context(wants_certificate=True))
     async with cluster_of(security) as cluster:
         error = await refusal(cluster.bootstrap_servers, security_protocol="SSL", **TRUST)
@@ -397,7 +397,7 @@ async def test_a_broker_that_wants_a_certificate_ends_start_with_the_setting():
     assert "the broker requires a client certificate: set ssl_keystore_location" in str(error)
 
 
-async def test_certificates_that_can_not_be_read_end_start_with_the_setting(tmp_path):
+async def test_unreadable_certificates_make_start_fail_and_name_the_setting(tmp_path):
     error = await refusal(
         "127.0.0.1:1", security_protocol="SSL", ssl_truststore_location=str(tmp_path / "gone.pem")
     )
@@ -434,7 +434,7 @@ def changed_afterwards() -> OAuthToken:
         (changed_afterwards, "no credentials: TypeError"),
     ],
 )
-async def test_a_provider_that_gives_no_good_token_ends_start(provider, told, caplog):
+async def test_an_invalid_token_of_the_provider_makes_start_fail(provider, told, caplog):
     async with cluster_of(Security(mechanisms=["OAUTHBEARER"])) as cluster:
         error = await refusal(
             cluster.bootstrap_servers,
@@ -449,7 +449,7 @@ async def test_a_provider_that_gives_no_good_token_ends_start(provider, told, ca
 
 
 @pytest.mark.parametrize("exp", ["soon", None, True, [], 10**400, float("inf"), float("nan"), -1])
-async def test_the_embedded_broker_refuses_a_token_whose_expiry_makes_no_sense(exp, caplog):
+async def test_the_embedded_broker_rejects_a_token_with_an_invalid_expiry(exp, caplog):
     async with cluster_of(Security(mechanisms=["OAUTHBEARER"])) as cluster:
         error = await refusal(
             cluster.bootstrap_servers,
@@ -490,7 +490,7 @@ async def test_a_function_for_credentials_that_returns_no_pair_is_named(returned
 
 
 @in_virtual_time
-async def test_a_provider_that_hangs_is_bounded_by_the_set_up_time():
+async def test_a_provider_that_hangs_is_limited_by_the_set_up_time():
     async def hang() -> str:
         await asyncio.Event().wait()
         return ""
@@ -520,7 +520,7 @@ HANGS = {
     "block nothing else",
 )
 @pytest.mark.parametrize("setting", HANGS)
-async def test_what_hangs_in_a_thread_has_one_thread_and_not_the_applications(setting, monkeypatch):
+async def test_a_hanging_call_has_its_own_thread_and_not_one_of_the_application(setting, monkeypatch):
     calls = []
     go_on = threading.Event()
 
@@ -581,7 +581,7 @@ async def test_a_broker_that_does_not_know_the_password_is_refused(tamper, told)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.ILLEGAL_SASL_STATE, ErrorCode.SASL_AUTHENTICATION_FAILED])
-async def test_what_a_broker_says_is_told_without_control_characters(code):
+async def test_a_brokers_message_is_shown_without_control_characters(code):
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()
@@ -599,7 +599,7 @@ async def test_what_a_broker_says_is_told_without_control_characters(code):
     assert len(str(caught.value)) < 1200
 
 
-async def test_frames_are_small_until_the_broker_has_proved_itself():
+async def test_only_small_frames_are_accepted_until_the_broker_is_authenticated():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()
@@ -613,7 +613,7 @@ async def test_frames_are_small_until_the_broker_has_proved_itself():
             await make_connection(broker.port, **SCRAM).connect()
 
 
-async def test_a_token_is_refused_after_its_last_word():
+async def test_a_rejected_token_fails_after_the_final_message():
     rounds = []
 
     async def serve(peer: Peer) -> None:
@@ -640,7 +640,7 @@ async def test_a_token_is_refused_after_its_last_word():
 @pytest.mark.parametrize(
     "ranges", [{"sasl_handshake": (0, 0)}, {"sasl_handshake": (5, 7)}, {"sasl_authenticate": (5, 6)}]
 )
-async def test_a_broker_that_is_too_old_for_sasl_is_told_so(ranges):
+async def test_a_broker_that_is_too_old_for_sasl_is_reported_as_such(ranges):
     async def serve(peer: Peer) -> None:
         header, _ = await peer.request()
         peer.answer(header, api_versions(**ranges))
@@ -654,7 +654,7 @@ async def test_a_broker_that_is_too_old_for_sasl_is_told_so(ranges):
             await make_connection(broker.port, **SCRAM).connect()
 
 
-async def test_a_broker_that_goes_away_during_authentication_is_told_so():
+async def test_a_broker_that_goes_away_during_authentication_is_reported_as_such():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         await peer.request()
@@ -664,7 +664,7 @@ async def test_a_broker_that_goes_away_during_authentication_is_told_so():
             await make_connection(broker.port, **SCRAM).connect()
 
 
-async def test_the_client_names_itself_before_it_authenticates_and_nothing_else():
+async def test_before_authentication_the_client_sends_only_its_name():
     seen = []
 
     async def serve(peer: Peer) -> None:
@@ -686,7 +686,7 @@ async def test_the_client_names_itself_before_it_authenticates_and_nothing_else(
 # ----------------------------------------------------------------------------------------------------------- rotation
 
 
-async def test_a_password_that_changes_is_asked_for_at_each_connection():
+async def test_a_changing_password_is_requested_for_each_connection():
     current = ["alice", "first"]
     security = Security(mechanisms=["SCRAM-SHA-256"], users={"alice": "first"})
     async with cluster_of(security) as cluster:
@@ -705,7 +705,7 @@ async def test_a_password_that_changes_is_asked_for_at_each_connection():
     assert security.failures == 0
 
 
-async def test_a_running_producer_outlives_a_password_that_is_changed_on_the_broker_first():
+async def test_a_running_producer_survives_a_password_that_is_changed_on_the_broker_first():
     current = ["first"]
     security = Security(mechanisms=["SCRAM-SHA-512"], users={"alice": "first"})
 
@@ -736,7 +736,7 @@ async def test_a_running_producer_outlives_a_password_that_is_changed_on_the_bro
     "a failed authentication ends `start()` at once; a running producer tries again with growing pauses",
 )
 @in_virtual_time
-async def test_pauses_grow_while_a_running_producer_is_refused_and_records_end_by_their_timeout(monkeypatch):
+async def test_pauses_grow_while_a_running_producer_is_rejected_and_records_end_by_their_timeout(monkeypatch):
     pauses = []
     security = Security(mechanisms=["SCRAM-SHA-512"], users=USERS)
     async with cluster_of(security) as cluster:
@@ -751,13 +751,14 @@ async def test_pauses_grow_while_a_running_producer_is_refused_and_records_end_b
                 await asyncio.wait_for(producer.send_and_wait("t", b"2"), LONG)
             pauses = [seen.at for seen in cluster.requests_of(ApiKey.SASL_HANDSHAKE)]
 
-    # Doubling from 5 ms: some ten attempts in 2 s, where 20 ms at most would be some hundred.
+    # The pauses double from 5 ms: some ten attempts in 2 s; with pauses of at most 20 ms there
+    # would be about a hundred.
     assert security.failures <= 16
     assert pauses[-1] - pauses[-2] > pauses[3] - pauses[2]
 
 
 @pytest.mark.promise("Security", "certificates are read again when files change")
-async def test_certificates_that_are_exchanged_count_for_the_next_connection(tmp_path):
+async def test_exchanged_certificates_are_used_for_the_next_connection(tmp_path):
     path = tmp_path / "client.pem"
     for_alice, for_bob = client_certificate("alice"), client_certificate("bob")
     write(path, key_pem(for_alice) + chain_pem(for_alice))
@@ -780,7 +781,7 @@ async def test_certificates_that_are_exchanged_count_for_the_next_connection(tmp
 # ---------------------------------------------------------------------------------------------- addresses, connectors
 
 
-async def test_an_advertised_address_can_be_mapped_and_its_name_is_still_what_the_certificate_has_to_have(
+async def test_an_advertised_address_can_be_mapped_and_the_certificate_must_still_have_its_name(
     caplog,
 ):
     asked = []
@@ -793,7 +794,7 @@ async def test_an_advertised_address_can_be_mapped_and_its_name_is_still_what_th
         broker = cluster.broker(0)
         settings = {**QUICK, "security_protocol": "SSL", "address_filter": address_filter, **TRUST}
         servers = f"{HOST}:{broker.port}"
-        broker.host = "localhost"  # is in the certificate, too
+        broker.host = "localhost"  # this name is also in the certificate
         async with Producer(servers, **settings) as producer:
             await producer.send_and_wait("t", b"1")
 
@@ -847,7 +848,7 @@ async def test_a_connector_opens_the_sockets():
         (None, "NoneType"),
     ],
 )
-async def test_a_connector_that_fails_is_told_with_the_address(failure, told):
+async def test_a_connector_that_fails_is_reported_with_the_address(failure, told):
     async def connector(host: str, port: int) -> socket.socket:
         if failure is not None:
             raise failure
@@ -861,7 +862,7 @@ async def test_socks5_works_through_a_library():
     from python_socks.async_.asyncio import Proxy
 
     async def socks5(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A proxy of a few lines (RFC 1928): no authentication, CONNECT to a name."""
+        """A minimal proxy (RFC 1928): no authentication, CONNECT to a host name."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             _, count = await reader.readexactly(2)
             await reader.readexactly(count)

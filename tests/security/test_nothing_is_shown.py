@@ -19,7 +19,7 @@ from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS, in_virtual_time
 from tests.support.producing import PRODUCE, error_of, producing, quick_producer
 
-# Put together here, so that no line of source that a traceback quotes has them whole.
+# Assembled here, so that no source line quoted by a traceback contains them in full.
 CANARIES = {name: f"{name}-" + "canary"[::-1] for name in ("key", "value", "header", "name")}
 KEY, VALUE, HEADER, NAME = CANARIES.values()
 HEADERS = [(NAME, HEADER.encode())]
@@ -66,7 +66,7 @@ LEAKY: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("wrong", LEAKY.values(), ids=LEAKY)
 @in_virtual_time
-async def test_no_error_text_and_no_log_shows_what_a_refused_record_holds(wrong, caplog):
+async def test_no_error_text_and_no_log_shows_the_content_of_a_rejected_record(wrong, caplog):
     caplog.set_level(logging.DEBUG)
     settings = {"max_request_size": 1024, "max_block_ms": 500 * MS * 1000, "allow_auto_create_topics": False}
     async with EmbeddedCluster(topics={"t": 1}, auto_create=False) as cluster:
@@ -102,11 +102,11 @@ async def what_becomes_of_records(producer: Producer, cluster: EmbeddedCluster) 
 @pytest.mark.promise(
     "Coming from other clients", "no error text and no log shows a key, a value or a password"
 )
-async def test_no_result_no_error_and_no_log_shows_what_is_sent(caplog):
+async def test_no_result_no_error_and_no_log_shows_the_content_of_sent_records(caplog):
     caplog.set_level(logging.DEBUG)
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    loop.slow_callback_duration = 0  # asyncio then logs every callback with what it is called with
+    loop.slow_callback_duration = 0  # asyncio then logs every callback with its arguments
     try:
         async with EmbeddedCluster(topics={"t": 1}) as cluster:
             producer = quick_producer(cluster)
@@ -168,7 +168,7 @@ SECRETIVE = [
 
 @pytest.mark.parametrize("name", SECRETIVE)
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "nonsense"])
-def test_a_secret_in_its_setting_is_shown_by_nothing(name, protocol, caplog):
+def test_a_secret_in_its_setting_is_never_shown(name, protocol, caplog):
     caplog.set_level(logging.DEBUG)
     for value in (SECRET, SECRET.encode(), [SECRET]):
         try:

@@ -1,5 +1,4 @@
-"""PEM text: the line breaks that OpenSSL requires, and the text at fault, with the reason, if OpenSSL can't use
-it."""
+"""PEM text: the line breaks that OpenSSL requires, and the faulty text with the reason if OpenSSL can't use it."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ def key(text: str | None, setting: str = "ssl_key_location") -> Source:
 # ----------------------------------------------------------------------------------------------------- the text
 
 
-def test_blocks_in_one_line_get_their_lines_back():
+def test_line_breaks_are_restored_in_blocks_on_one_line():
     for pem in (authority_pem(), chain_pem(LEAF) + key_pem(LEAF), key_pem(LEAF, "key-secret")):
         one_line = " ".join(pem.split("\n"))
 
         assert in_lines(one_line) == pem
 
 
-def test_text_that_has_lines_keeps_them_and_text_that_is_no_pem_stays_as_it_is():
+def test_text_with_line_breaks_keeps_them_and_text_that_is_not_pem_is_not_changed():
     with_bags = f"Bag Attributes: <No Attributes>\n{authority_pem()}"
 
     assert in_lines(f"\n  {with_bags}") == with_bags.strip()
@@ -107,7 +106,7 @@ def test_text_that_has_lines_keeps_them_and_text_that_is_no_pem_stays_as_it_is()
         ),
     ],
 )
-def test_the_guilty_text_is_named_with_the_reason(given, reason, encrypted_with, guilty, told):
+def test_the_faulty_text_is_named_with_the_reason(given, reason, encrypted_with, guilty, told):
     source, why = own_problem(*given, reason, encrypted_with)
 
     assert source.setting == guilty
@@ -136,11 +135,11 @@ def test_a_text_that_is_still_in_its_file_matches_nothing():
         ("-----BEGIN TRUSTED CERTIFICATE-----é".encode("latin-1"), CERTIFICATE, "it is damaged or cut off"),
     ],
 )
-def test_what_is_wrong_with_trusted_certificates_and_revocation_lists(data, what, told):
+def test_problems_of_trusted_certificates_and_revocation_lists_are_named(data, what, told):
     assert told in trusted_problem(data, what)
 
 
-def test_a_revocation_list_is_seen_behind_certificates_and_bytes_that_are_no_text():
+def test_a_revocation_list_is_found_behind_certificates_and_bytes_that_are_not_text():
     assert has_crl(b"\xff" + authority_pem().encode() + REVOKED)
     assert not has_crl(authority_pem().encode())
 
@@ -159,13 +158,13 @@ def test_a_revocation_list_is_seen_behind_certificates_and_bytes_that_are_no_tex
         (pkcs12_trust("secret"), True, "ssl_truststore_password is wrong, or the file is damaged"),
     ],
 )
-def test_why_a_store_is_not_read_as_pkcs12(data, has_password, told):
+def test_the_reason_why_a_pkcs12_store_cannot_be_read_is_named(data, has_password, told):
     assert told in store_problem(data, "ssl_truststore", has_password)
 
 
 @pytest.mark.parametrize(
     "length", [b"\x30", b"\x80", b"\x81\x99", b"\x82\x99\x99", b"\x83" + b"\x99" * 3, b"\x84" + b"\x99" * 4]
 )
-def test_a_pkcs12_store_is_known_by_its_beginning_however_long_it_is(length):
+def test_a_pkcs12_store_is_recognized_by_its_beginning_however_long_it_is(length):
     assert "without a password" in store_problem(b"\x30" + length + b"\x02\x01\x03", "ssl_keystore", False)
     assert "nor a PKCS12 store" in store_problem(b"\x30" + length + b"\x02\x01\x01", "ssl_keystore", False)

@@ -72,7 +72,7 @@ def server_first(**changed: object) -> bytes:
 # ------------------------------------------------------------------------------------------------------ PLAIN
 
 
-def test_plain_is_one_message_that_the_broker_answers_with_nothing():
+def test_plain_is_one_message_with_an_empty_answer():
     machine = Plain("alice", Secret("p, ä=\u20ac"))
 
     assert machine.step(None) == "\0alice\0p, ä=\u20ac".encode()
@@ -92,7 +92,7 @@ def test_plain_refuses_a_challenge():
     [("", "x"), ("x", ""), ("a\0b", "x"), ("a", "x\0y"), ("\ud800", "x"), ("a", "x\udfff")],
 )
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-def test_names_and_passwords_that_can_not_be_sent_are_refused_and_not_shown(mechanism, username, password):
+def test_names_and_passwords_that_cannot_be_sent_are_refused_and_not_shown(mechanism, username, password):
     make = {"PLAIN": Plain, "SCRAM-SHA-256": lambda *both: scram(username=both[0], password=both[1])}
     with pytest.raises(AuthenticationError, match=mechanism) as caught:
         make[mechanism](username, Secret(password))
@@ -115,7 +115,7 @@ def test_scram_has_the_bytes_of_the_rfcs(monkeypatch, mechanism, vector):
     assert machine.step(vector["server_final"]) is None
 
 
-def test_scram_computes_in_a_thread_only_when_it_derives_the_key():
+def test_scram_uses_a_thread_only_to_derive_the_key():
     machine = scram()
 
     assert not machine.is_slow
@@ -132,8 +132,8 @@ def test_commas_and_equal_signs_in_a_name_are_escaped(name, sent):
     assert scram(username=name).step(None) == f"n,,n={sent},r={SHA_256['nonce']}".encode()
 
 
-def test_names_and_passwords_are_taken_as_kafka_takes_them_without_saslprep():
-    # SASLprep would turn U+2168 into "IX"; Kafka's ScramFormatter takes the UTF-8 as it is.
+def test_names_and_passwords_are_used_without_saslprep_as_in_kafka():
+    # SASLprep would convert U+2168 to "IX"; Kafka's ScramFormatter uses the UTF-8 unchanged.
     assert scram(username="\u2168").step(None) == f"n,,n=\u2168,r={SHA_256['nonce']}".encode()
     raw, prepared = scram(password=Secret("\u2168")), scram(password=Secret("IX"))
     assert asked(raw).step(SHA_256["server_first"]) != asked(prepared).step(SHA_256["server_first"])
@@ -166,7 +166,7 @@ def test_iterations_out_of_range_are_refused_before_anything_is_computed(monkeyp
 
 
 @pytest.mark.parametrize("iterations", [4096, 1_000_000])
-def test_iterations_in_range_are_taken(monkeypatch, iterations):
+def test_iterations_in_range_are_accepted(monkeypatch, iterations):
     asked_for = []
     monkeypatch.setattr(
         sasl.hashlib, "pbkdf2_hmac", lambda *arguments: asked_for.append(arguments[3]) or bytes(32)
@@ -195,7 +195,7 @@ def test_iterations_in_range_are_taken(monkeypatch, iterations):
         server_first() + b"\n",
     ],
 )
-def test_a_first_message_that_makes_no_sense_is_refused(message):
+def test_an_invalid_first_message_is_rejected(message):
     with pytest.raises(AuthenticationError, match=r"SCRAM-SHA-256: the broker's (first )?message"):
         asked(scram()).step(message)
 
@@ -205,7 +205,7 @@ def test_an_extension_that_must_be_understood_is_refused():
         asked(scram()).step(b"m=new," + server_first())
 
 
-def test_an_optional_extension_is_passed_over():
+def test_an_optional_extension_is_ignored():
     assert asked(scram()).step(server_first() + b",x=whatever").startswith(b"c=biws,r=")
 
 
@@ -247,7 +247,7 @@ def test_the_signature_is_compared_in_constant_time_and_by_nothing_else(monkeypa
 
 
 @pytest.mark.parametrize("make", [asked, proved])
-def test_what_the_broker_says_of_its_refusal_is_told_without_control_characters(make):
+def test_the_brokers_reason_for_a_rejection_is_shown_without_control_characters(make):
     with pytest.raises(
         AuthenticationError, match=r"the broker rejected the exchange: other-error\\x1b\[31m\\x0a"
     ):
@@ -262,7 +262,7 @@ def test_nothing_may_follow_the_end():
         machine.step(SHA_256["server_final"])
 
 
-def test_a_machine_that_refused_once_refuses_for_ever():
+def test_a_machine_that_has_failed_once_always_fails():
     machine = asked(scram())
     for message in (b"nonsense", SHA_256["server_first"]):
         with pytest.raises(AuthenticationError):
@@ -272,7 +272,7 @@ def test_a_machine_that_refused_once_refuses_for_ever():
 # ------------------------------------------------------------------------------------------------ OAUTHBEARER
 
 
-def test_a_token_goes_out_as_the_rfc_has_it_and_an_empty_answer_is_success():
+def test_a_token_is_sent_in_the_format_of_the_rfc_and_an_empty_answer_is_success():
     machine = OAuthBearer(Secret("abc.def.~+/-_="), {"logicalCluster": "lkc-1", "traceId": "7 8"})
 
     assert machine.step(None) == (
@@ -282,7 +282,7 @@ def test_a_token_goes_out_as_the_rfc_has_it_and_an_empty_answer_is_success():
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\x01auth=Bearer b", "a\nb", "ä", "a\0"])
-def test_a_token_that_could_say_something_else_is_refused_and_not_shown(token):
+def test_a_token_that_could_inject_other_fields_is_rejected_and_not_shown(token):
     with pytest.raises(AuthenticationError, match="the token must be printable") as caught:
         OAuthBearer(Secret(token))
 
@@ -293,7 +293,7 @@ def test_a_token_that_could_say_something_else_is_refused_and_not_shown(token):
     "extensions",
     [{"auth": "x"}, {"": "x"}, {"a1": "x"}, {"a=b": "x"}, {"a": "x\x01auth=Bearer y"}, {"a": "ä"}],
 )
-def test_an_extension_that_could_say_something_else_is_refused(extensions):
+def test_an_extension_that_could_inject_other_fields_is_rejected(extensions):
     with pytest.raises(AuthenticationError, match="extension"):
         OAuthBearer(Secret("token"), extensions)
 
@@ -309,7 +309,7 @@ def test_an_extension_that_could_say_something_else_is_refused(extensions):
         (b"[" * 100_000, "it gave no reason"),
     ],
 )
-def test_a_refused_token_gets_its_last_word_and_then_fails(challenge, told):
+def test_a_rejected_token_is_followed_by_the_final_message_and_then_fails(challenge, told):
     machine = OAuthBearer(Secret("opaque"))
     machine.step(None)
 
@@ -340,13 +340,13 @@ def jwt(**claims: object) -> str:
         (OAuthToken("opaque", 5.0), 5.0),
     ],
 )
-def test_what_a_provider_returns_becomes_a_token(returned, lifetime):
+def test_the_result_of_a_provider_becomes_a_token(returned, lifetime):
     token = OAuthToken.of(returned, 1000.0)
 
     assert token.lifetime == lifetime
 
 
-def test_a_provider_of_confluents_shape_may_give_extensions():
+def test_a_provider_in_the_style_of_confluent_may_return_extensions():
     token = OAuthToken.of(("opaque", 1060, "principal", {"a": "b"}), 1000.0)
 
     assert (token.value.reveal(), token.extensions) == ("opaque", {"a": "b"})
@@ -355,7 +355,7 @@ def test_a_provider_of_confluents_shape_may_give_extensions():
 @pytest.mark.parametrize(
     "returned", [None, b"bytes", 7, (), ("a",), ("a", "b"), (1, 2), ("a", 1, "p", {}, 5)]
 )
-def test_what_is_no_token_is_none(returned):
+def test_an_invalid_result_of_a_provider_is_not_a_token(returned):
     assert OAuthToken.of(returned, 1000.0) is None
 
 
@@ -384,7 +384,7 @@ RIGHT = {
     "OAUTHBEARER": [b'{"status":"invalid_token"}'],
     "GSSAPI": [b"token", b"wrapped\x07\x00\xff\xff", b""],
 }
-"""What the broker says when all is as it should be; with the library's stand-in below."""
+"""The messages of an honest broker; those of GSSAPI are for the substitute library below."""
 CHALLENGES = [
     *(message for messages in RIGHT.values() for message in messages),
     server_first(),
@@ -400,7 +400,8 @@ class GssError(Exception):
 
 
 class Context:
-    """Stands in for the library's: takes what begins as its tokens do, without a key distribution centre."""
+    """A substitute for the library's class, without a key distribution centre: it accepts whatever
+    begins like one of its tokens."""
 
     complete = False
 
@@ -443,7 +444,7 @@ MACHINES = {
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A message of a broker with some bytes changed, left out, repeated or added."""
+    """Draw a broker's message with some bytes changed, left out, repeated or added."""
     message = bytearray(draw(st.sampled_from(CHALLENGES)))
     for _ in range(draw(st.integers(0, 6))):
         start = draw(st.integers(0, len(message)))
@@ -455,9 +456,9 @@ def mutated(draw: st.DrawFn) -> bytes:
 @settings(max_examples=700, deadline=None)
 @given(st.integers(0, 3), st.lists(st.one_of(mutated(), st.binary(max_size=200)), max_size=4))
 @pytest.mark.parametrize("mechanism", MACHINES)
-def test_whatever_a_broker_sends_a_machine_answers_or_refuses(mechanism, begin, challenges):
+def test_a_machine_answers_or_rejects_any_message_of_a_broker(mechanism, begin, challenges):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sasl, "MAX_ITERATIONS", 5000)  # for speed alone
+        patched.setattr(sasl, "MAX_ITERATIONS", 5000)  # only to save time
         patched.setattr(kerberos, "_library", lambda: GSSAPI)
         machine = MACHINES[mechanism]()
         reply, refusal = machine.step(None), ""
@@ -471,5 +472,5 @@ def test_whatever_a_broker_sends_a_machine_answers_or_refuses(mechanism, begin, 
     assert "\x1b" not in refusal
 
 
-def test_the_machines_that_are_fed_are_those_of_the_settings():
+def test_the_tested_machines_are_those_of_the_settings():
     assert set(MACHINES) == set(MECHANISMS)

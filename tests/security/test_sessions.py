@@ -92,7 +92,7 @@ async def test_under_load_nothing_is_lost_or_reordered_and_no_connection_breaks(
             loop = asyncio.get_running_loop()
             began = loop.time()
             deliveries = []
-            # Two connections, each authenticated several times.
+            # Two connections, each of which was authenticated several times.
             while loop.time() < began + 8 * life or (
                 len(security.authentications) < 2 * 3 and loop.time() < began + 4 * LONG
             ):
@@ -118,7 +118,7 @@ def jws() -> str:
 
 
 @pytest.mark.usefixtures("short_sessions")
-async def test_sessions_end_and_begin_through_tls_too():
+async def test_sessions_also_end_and_begin_with_tls():
     security = Security(
         tls=server_context(), mechanisms=["SCRAM-SHA-512"], users=USERS, session_lifetime=100 * MS
     )
@@ -141,14 +141,14 @@ async def test_sessions_end_and_begin_through_tls_too():
 
 
 class Scripted:
-    """A broker that authenticates with PLAIN and then runs the function of the test."""
+    """A broker that authenticates with PLAIN, and then runs the test's function."""
 
     def __init__(self, lifetime_ms: int = 60) -> None:
         self.lifetime_ms = lifetime_ms
         self.seen: list[ApiKey] = []
 
     async def authenticate(self, peer: Peer, *, error: int = 0, message: str | None = None) -> None:
-        """One SaslHandshake and one SaslAuthenticate."""
+        """Serve one SaslHandshake and one SaslAuthenticate."""
         header, _ = await self.request(peer)
         assert header.api_key == ApiKey.SASL_HANDSHAKE
         peer.answer(header, SaslHandshakeResponse(mechanisms=["PLAIN"]))
@@ -194,7 +194,7 @@ async def test_answers_to_earlier_requests_keep_arriving_and_nothing_is_written_
         await peer.handshake()
         await script.authenticate(peer)
         held = [await script.request(peer) for _ in range(3)]
-        header, _ = await script.request(peer)  # SaslHandshake, behind what is in flight
+        header, _ = await script.request(peer)  # SaslHandshake, after the requests in flight
         assert header.api_key == ApiKey.SASL_HANDSHAKE
         await may_answer.wait()
         for index, (earlier, _) in enumerate(held):
@@ -227,7 +227,7 @@ async def test_answers_to_earlier_requests_keep_arriving_and_nothing_is_written_
 
 
 @pytest.mark.usefixtures("short_sessions")
-async def test_the_token_is_fetched_before_the_first_request_and_requests_go_on_meanwhile():
+async def test_the_token_is_fetched_before_the_first_request_and_other_requests_continue_meanwhile():
     script = Scripted()
     fetching, fetched = asyncio.Event(), asyncio.Event()
     calls = []
@@ -259,24 +259,21 @@ async def test_the_token_is_fetched_before_the_first_request_and_requests_go_on_
 
 
 @pytest.mark.usefixtures("short_sessions")
-async def test_a_refused_renewal_ends_the_connection_and_what_is_in_flight_may_have_been_done():
+async def test_a_rejected_renewal_ends_the_connection_and_requests_in_flight_may_have_been_executed():
     script = Scripted()
 
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         await script.authenticate(peer)
         await script.request(peer)
-        await script.authenticate(
-            peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="not you\x07 any more"
-        )
+        await script.authenticate(peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="wrong\x07 user")
 
-    # The answer to what came first is left out on purpose: a broker that skips one breaks the rules of order.
+    # `serve` skips the answer to the earlier request, which violates the protocol; this
+    # broker has no such request.
     async def serve_in_order(peer: Peer) -> None:
         await peer.handshake()
         await script.authenticate(peer)
-        await script.authenticate(
-            peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="not you\x07 any more"
-        )
+        await script.authenticate(peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="wrong\x07 user")
         await silence(peer)
 
     async with ScriptedBroker(serve) as broker, connected(broker) as connection:
@@ -287,11 +284,11 @@ async def test_a_refused_renewal_ends_the_connection_and_what_is_in_flight_may_h
     async with ScriptedBroker(serve_in_order) as broker, connected(broker) as connection:
         await until(lambda: connection.is_gone)
         assert type(connection.error) is AuthenticationError
-        assert r"not you\x07 any more" in str(connection.error)
+        assert r"wrong\x07 user" in str(connection.error)
 
 
 def renewed_within_a_session_of_a_minute(settings: dict[str, object]) -> None:
-    """In virtual time: one connection, whose credentials fail twice when its session is due to be renewed."""
+    """In virtual time: a single connection, whose credentials fail twice when its session is due to be renewed."""
     security = Security(mechanisms=[str(settings["sasl_mechanism"])], users=USERS, session_lifetime=60.0)
 
     async def main() -> None:
@@ -321,7 +318,7 @@ def test_failures_to_get_credentials_are_repeated_while_the_session_lasts(caplog
     nothing = {"sasl_plain_username": None, "sasl_plain_password": None}
     renewed_within_a_session_of_a_minute({**PLAIN, **nothing, "sasl_credentials": credentials})
 
-    # After 85 % of the session, and then after half of what is left of it each time.
+    # After 85 % of the session, and then each time after half of the remainder.
     assert [when - calls[0] for when in calls[:4]] == pytest.approx([0.0, 51.0, 55.5, 57.75], abs=0.5)
     assert re.search(r"sasl_credentials \(.+\) raised LookupError", caplog.text)
     assert "alice-secret" not in caplog.text
@@ -344,7 +341,7 @@ def changed_afterwards() -> OAuthToken:
         lambda: 5,
     ],
 )
-def test_a_provider_that_returns_nonsense_at_a_renewal_costs_no_session_that_is_valid(nonsense, caplog):
+def test_an_invalid_result_of_the_provider_at_a_renewal_does_not_end_a_valid_session(nonsense, caplog):
     calls = []
 
     def provider() -> object:
@@ -365,7 +362,7 @@ def test_a_provider_that_returns_nonsense_at_a_renewal_costs_no_session_that_is_
 
 @pytest.mark.parametrize("way", ["close", "drain"])
 @pytest.mark.usefixtures("short_sessions")
-async def test_closing_and_draining_in_the_middle_of_a_renewal_leave_nothing(way):
+async def test_closing_and_draining_during_a_renewal_leave_nothing_behind(way):
     script = Scripted()
     may_answer = asyncio.Event()
 
@@ -407,7 +404,7 @@ async def test_a_bug_in_a_renewal_ends_the_connection(monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_machine_that_computes_for_too_long_is_given_up(monkeypatch):
+async def test_a_machine_that_computes_for_too_long_is_abandoned(monkeypatch):
     may_end = threading.Event()
 
     def slow(*_: object) -> tuple[str, bytes]:
@@ -428,7 +425,7 @@ async def test_a_machine_that_computes_for_too_long_is_given_up(monkeypatch):
 
 @pytest.mark.usefixtures("short_sessions")
 @in_virtual_time
-async def test_a_broker_that_does_not_answer_a_renewal_is_given_up_after_the_request_time(monkeypatch):
+async def test_a_broker_that_does_not_answer_a_renewal_is_abandoned_after_the_request_timeout(monkeypatch):
     script = Scripted()
 
     async def serve(peer: Peer) -> None:

@@ -67,8 +67,7 @@ MIB = 1024 * 1024
 
 
 async def answered_with(frame: bytes) -> BaseException:
-    """Return the error of a Metadata request whose answer is these bytes, and check that no memory is allocated for
-    it."""
+    """Return the error of a Metadata request whose answer is `frame`, and check that no memory is allocated for it."""
 
     async def serve(peer: Peer) -> None:
         await peer.handshake()
@@ -93,7 +92,7 @@ async def answered_with(frame: bytes) -> BaseException:
 
 
 def framed(body: bytes) -> bytes:
-    """A frame with the correlation id of the request, to be filled in."""
+    """Return a frame with room for the correlation id of the request."""
     return (len(body) + 4).to_bytes(4, "big") + b"\xc0\xde\xc0\xde" + body
 
 
@@ -114,7 +113,7 @@ async def test_threat_01_a_length_is_believed_up_to_a_limit_and_nothing_is_alloc
 
 
 async def test_threat_02_a_count_beyond_the_bytes_that_are_left_is_refused():
-    # Header tags, throttle time, then 2^31 - 2 brokers.
+    # Header tags, throttle time, then a count of 2^31 - 2 brokers.
     error = await answered_with(framed(b"\x00" + bytes(4) + b"\xff\xff\xff\xff\x07" + bytes(40)))
 
     assert isinstance(error, ProtocolError)
@@ -135,7 +134,7 @@ DECOMPRESSORS += (zstd, isal_zlib)
 
 @pytest.fixture
 def no_decompression(monkeypatch) -> list[str]:
-    """Whatever these libraries decompress with raises; the names of it."""
+    """Replace every function of these libraries that decompresses by one that raises; return their names."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the producer decompresses something")
@@ -149,7 +148,7 @@ def no_decompression(monkeypatch) -> list[str]:
 
 
 async def test_threat_04_the_producer_decompresses_nothing(no_decompression):
-    """It delivers with each codec, to a cluster in another process, and takes a bomb for what it is."""
+    """The producer delivers with each codec to a cluster in another process, and rejects a compressed response."""
     assert {"zlib.decompressobj", "lz4.decompress", f"{zstd.__name__}.ZstdDecompressor"} <= set(
         no_decompression
     )
@@ -186,7 +185,7 @@ async def test_threat_05_an_answer_that_drips_has_the_deadline_of_the_whole_requ
         await until(lambda: connection.is_gone)
 
 
-async def test_threat_06_a_throttle_of_24_days_is_one_of_a_minute(caplog):
+async def test_threat_06_a_throttle_of_24_days_is_limited_to_a_minute(caplog):
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()
@@ -249,7 +248,7 @@ async def test_threat_08_no_proof_is_given_for_few_iterations(iterations):
     assert len(sent) == 1
 
 
-async def test_threat_09_many_iterations_burn_nothing_and_those_that_are_allowed_do_not_stop_the_loop():
+async def test_threat_09_too_many_iterations_are_not_computed_and_allowed_ones_do_not_block_the_loop():
     began = time.process_time()
     error, sent = await scram_with("r=NONCEx,s=c2FsdA==,i=1000001")
     assert type(error) is AuthenticationError
@@ -269,7 +268,8 @@ async def test_threat_09_many_iterations_burn_nothing_and_those_that_are_allowed
     running = False
     await watching
     assert len(sent) == 2
-    assert turns > 50  # it takes some 300 ms; computed on the loop, the rest would leave a dozen
+    # The computation takes some 300 ms; on the loop, it would leave only about a dozen turns.
+    assert turns > 50
 
 
 @pytest.mark.parametrize("first", ["r=NONCE,s=c2FsdA==,i=4096", "r=other,s=c2FsdA==,i=4096"])
@@ -317,7 +317,7 @@ async def test_threat_11_a_certificate_of_another_name_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_threat_12_nothing_below_tls_1_2_is_spoken():
+def test_threat_12_no_version_below_tls_1_2_is_used():
     assert (
         make_context(make_config(security_protocol="SSL", **TRUST)).minimum_version == ssl.TLSVersion.TLSv1_2
     )
@@ -330,7 +330,7 @@ def test_threat_12_nothing_below_tls_1_2_is_spoken():
 @pytest.mark.promise(
     "Security", "no request and no password is sent before the broker's certificate is verified"
 )
-async def test_threat_13_a_plaintext_listener_in_the_place_of_a_tls_one_gets_nothing_but_a_hello():
+async def test_threat_13_a_plaintext_listener_in_place_of_a_tls_one_gets_only_a_client_hello():
     got = bytearray()
 
     async def serve(peer: Peer) -> None:
@@ -353,7 +353,7 @@ async def test_threat_14_a_broker_that_is_only_advertised_gets_no_password_befor
     settings = {**QUICK, "security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", **ALICE, **TRUST}
     async with EmbeddedCluster(security=evil) as internal, EmbeddedCluster(security=good) as cluster:
         servers = cluster.bootstrap_servers
-        cluster.broker(0).port = internal.broker(0).port  # what metadata names from now on
+        cluster.broker(0).port = internal.broker(0).port  # used by metadata from now on
         async with Producer(servers, **{**settings, "max_block_ms": 200}) as producer:
             with pytest.raises(KafkaError):
                 await producer.send("t", b"x")
@@ -390,7 +390,7 @@ async def test_threat_15_hostile_ids_and_addresses_are_left_out(node_id, host, p
         assert [node[:3] for node in net.brokers.nodes] == [(0, HOST, broker.port)]
 
 
-async def test_threat_16_a_broker_can_not_send_us_round_in_circles():
+async def test_threat_16_a_broker_cannot_send_us_round_in_circles():
     asked = []
 
     async def serve(peer: Peer) -> None:
@@ -423,7 +423,7 @@ class Endless:
         return text
 
 
-async def test_threat_16_an_authentication_takes_16_tokens_and_no_more(monkeypatch):
+async def test_threat_16_an_authentication_has_at_most_16_tokens(monkeypatch):
     tokens = 0
 
     async def mechanism(*_: object) -> Endless:
@@ -462,7 +462,7 @@ async def test_threat_19_another_cluster_at_the_same_address_is_noticed(caplog):
         await net.start()
         await until(lambda: "the cluster id changed from" in caplog.text)
 
-    # Not of caplog.text, from which pytest takes the colours.
+    # This does not use caplog.text, from which pytest removes colours.
     [told] = [
         text for text in map(logging.LogRecord.getMessage, caplog.records) if "the cluster id changed" in text
     ]
@@ -502,7 +502,7 @@ def test_threat_21_settings_load_no_code_and_open_no_address_but_https(settings)
         Producer.from_config({**base, **settings})
 
 
-async def test_threat_22_texts_of_a_broker_are_escaped_and_cut():
+async def test_threat_22_texts_of_a_broker_are_escaped_and_shortened():
     async def serve(peer: Peer) -> None:
         await peer.handshake()
         header, _ = await peer.request()
@@ -553,7 +553,7 @@ async def test_threat_27_a_batch_that_is_repeated_is_stored_once_with_idempotenc
             requests.close()
 
     async with EmbeddedCluster(topics={"t": 1}) as cluster, ScriptedBroker(serve) as between:
-        port, cluster.broker(0).port = cluster.broker(0).port, between.port  # metadata name who repeats
+        port, cluster.broker(0).port = cluster.broker(0).port, between.port  # metadata name the proxy
         async with Producer(between.address, **QUICK, enable_idempotence=idempotence) as producer:
             for number in range(3):
                 await producer.send_and_wait("t", b"%d" % number)
@@ -563,7 +563,7 @@ async def test_threat_27_a_batch_that_is_repeated_is_stored_once_with_idempotenc
         assert stored == [number for number in range(3) for _ in range(times)]
 
 
-async def test_a_handshake_that_hangs_is_given_up_after_the_set_up_time():
+async def test_a_hanging_handshake_is_abandoned_after_the_set_up_time():
     async with ScriptedBroker(silence) as broker:
         settings = {"security_protocol": "SSL", "socket_connection_setup_timeout_ms": 1200, **TRUST}
         with pytest.raises(BrokerConnectionError, match=r"no TLS handshake within 1\.2 s"):
@@ -592,7 +592,7 @@ def test_each_of_the_28_threats_has_a_test_or_a_paragraph_that_says_why_none_can
     for number, last in threats().items():
         if "`test_" not in last:
             assert re.search(rf"^\*\*{number}\.", text, re.MULTILINE), f"threat {number} has neither"
-    # In the paragraphs, too.
+    # The paragraphs must also name existing tests.
     assert set(re.findall(r"`(test_\w+)`", text)) - set(defined) == set()
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"`make (\w+)`", text)) - set(targets) == set()

@@ -1,5 +1,5 @@
-"""From settings to a context: trusted authorities, the client's certificate, rejected files, and the reloading of
-files."""
+"""From settings to a context: trusted authorities, the client's certificate, rejected files, and the reloading
+of files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config(**settings: object):
 
 
 def shaken(context: ssl.SSLContext, server: ssl.SSLContext, name: str = HOST) -> ssl.SSLObject:
-    """Run both sides of a handshake in memory, and return the server's. Raises what either side raises."""
+    """Run both sides of a handshake in memory, and return the server's side. Raises the error of either side."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server, server_hostname=name)
     broker = server.wrap_bio(to_server, to_client, server_side=True)
@@ -62,7 +62,7 @@ def peer_name(broker: ssl.SSLObject) -> str:
 # ------------------------------------------------------------------------------------------------------- trust
 
 
-def test_without_a_store_the_systems_is_used(monkeypatch):
+def test_without_a_store_that_of_the_system_is_used(monkeypatch):
     purposes = []
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda _, purpose: purposes.append(purpose))
     context = make_context(config())
@@ -73,13 +73,13 @@ def test_without_a_store_the_systems_is_used(monkeypatch):
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_context_of_settings_refuses_an_authority_that_it_does_not_know():
+def test_a_context_of_settings_rejects_an_unknown_authority():
     with pytest.raises(ssl.SSLCertVerificationError, match=r"unable to get local issuer|self-signed"):
         shaken(make_context(config(**TRUST)), server_context("strange"))
 
 
 @pytest.mark.parametrize("kind", ["text", "file", "directory", "PKCS12"])
-def test_trusted_certificates_come_as_text_file_directory_or_pkcs12(tmp_path, kind):
+def test_trusted_certificates_may_be_text_a_file_a_directory_or_pkcs12(tmp_path, kind):
     if kind == "text":
         given = TRUST
     elif kind == "file":
@@ -102,7 +102,7 @@ def test_a_brokers_own_certificate_can_be_trusted_by_itself():
 
 
 def revocations(*, of_broker: bool) -> bytes:
-    """A list of the authority, with the right broker's certificate or without any."""
+    """Return a revocation list of the authority: with the correct broker's certificate, or without any."""
     now = datetime.datetime.now(datetime.UTC)
     issuer = x509.load_pem_x509_certificate(authority().cert_pem.bytes())
     key = serialization.load_pem_private_key(authority().private_key_pem.bytes(), None)
@@ -132,7 +132,7 @@ def test_a_revoked_certificate_is_refused(tmp_path):
 # --------------------------------------------------------------------------------------------------- own certificate
 
 
-def test_text_may_stand_in_one_line_as_in_javas_files():
+def test_text_may_be_on_one_line_as_in_javas_files():
     leaf = client_certificate()
     given = {
         "ssl_truststore_certificates": authority_pem(),
@@ -210,7 +210,7 @@ def own_certificates(tmp_path, name: str = "alice") -> dict[str, dict[str, str]]
     ],
 )
 @pytest.mark.parametrize("memory_files", [True, False])
-def test_the_clients_certificate_comes_as_text_files_or_pkcs12(tmp_path, monkeypatch, kind, memory_files):
+def test_the_clients_certificate_may_be_text_files_or_pkcs12(tmp_path, monkeypatch, kind, memory_files):
     if not memory_files:
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.setattr(tls.tempfile, "tempdir", str(tmp_path))
@@ -234,7 +234,7 @@ def test_the_clients_certificate_comes_as_text_files_or_pkcs12(tmp_path, monkeyp
         ("wrong", "the private key can't be decrypted; ssl_key_password is wrong"),
     ],
 )
-def test_a_key_without_its_password_is_an_error_and_no_question(tmp_path, kind, password, told):
+def test_a_key_without_its_password_is_an_error_and_causes_no_prompt(tmp_path, kind, password, told):
     given = {**own_certificates(tmp_path)[kind], "ssl_key_password": password}
 
     with pytest.raises(ConfigError, match=told) as caught:
@@ -251,14 +251,14 @@ def test_a_key_without_its_password_is_an_error_and_no_question(tmp_path, kind, 
         ("text and a certificate's file", "ssl_certificate_location"),
     ],
 )
-def test_a_file_beside_a_text_is_named_when_it_is_missing(tmp_path, kind, setting):
+def test_a_missing_file_is_also_named_if_the_other_part_is_text(tmp_path, kind, setting):
     given = {**own_certificates(tmp_path)[kind], setting: str(tmp_path / "missing.pem")}
 
     with pytest.raises(ConfigError, match=f"{setting}: .*missing.pem: No such file"):
         make_context(config(**TRUST, **given))
 
 
-def test_a_pkcs12_store_with_a_wrong_password_is_told_so(tmp_path):
+def test_a_wrong_password_of_a_pkcs12_store_is_reported(tmp_path):
     given = {**own_certificates(tmp_path)["PKCS12"], "ssl_keystore_password": "wrong"}
 
     with pytest.raises(
@@ -267,7 +267,7 @@ def test_a_pkcs12_store_with_a_wrong_password_is_told_so(tmp_path):
         make_context(config(**TRUST, **given))
 
 
-def test_pkcs12_without_its_library_names_the_extra(tmp_path, monkeypatch):
+def test_for_pkcs12_without_its_library_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.serialization", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'aioproducer\[pkcs12\]'"):
@@ -280,7 +280,7 @@ def own_certificates_without_library(tmp_path) -> dict[str, str]:
 
 @pytest.mark.parametrize("magic", [b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"])
 @pytest.mark.parametrize("setting", ["ssl_truststore_location", "ssl_keystore_location"])
-def test_a_java_key_store_is_refused_with_the_way_out(tmp_path, setting, magic):
+def test_a_java_key_store_is_rejected_with_advice(tmp_path, setting, magic):
     path = write(tmp_path / "store.jks", magic + bytes(100))
 
     with pytest.raises(ConfigError, match=r"Java key store.*keytool -importkeystore.*PKCS12"):
@@ -291,7 +291,7 @@ def test_a_java_key_store_is_refused_with_the_way_out(tmp_path, setting, magic):
     "setting",
     ["ssl_truststore_location", "ssl_keystore_location", "ssl_certificate_location", "ssl_crl_location"],
 )
-def test_a_file_that_is_missing_or_makes_no_sense_is_named(tmp_path, setting):
+def test_a_missing_or_invalid_file_is_named(tmp_path, setting):
     missing = tmp_path / "missing.pem"
     with pytest.raises(ConfigError, match=f"{setting}: .*missing.pem: No such file"):
         make_context(config(**{setting: str(missing)}))
@@ -326,7 +326,7 @@ KINDS_OF_MISUSE = [
 
 
 def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
-    """Faulty settings, and the text of the error after setting and file."""
+    """Return faulty settings, each with the text of its error after setting and file."""
     authority = trustme.CA()
     cert, other = authority.issue_cert("alice.example"), authority.issue_cert("bob.example")
     chain = "".join(blob.bytes().decode() for blob in cert.cert_chain_pems)
@@ -401,7 +401,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_MISUSE)
-def test_a_file_that_is_not_what_its_setting_needs_is_told_apart(tmp_path, kind):
+def test_a_file_of_the_wrong_kind_for_its_setting_is_recognized(tmp_path, kind):
     given, problem = misused_files(tmp_path)[kind]
 
     with pytest.raises(ConfigError, match=problem) as caught:
@@ -411,7 +411,7 @@ def test_a_file_that_is_not_what_its_setting_needs_is_told_apart(tmp_path, kind)
     assert "BEGIN PRIVATE KEY" not in str(caught.value).replace("(-----BEGIN PRIVATE KEY-----)", "")
 
 
-def test_a_pkcs12_store_without_its_password_asks_for_it(tmp_path):
+def test_the_error_for_a_pkcs12_store_without_its_password_asks_for_the_setting(tmp_path):
     given = {**own_certificates(tmp_path)["PKCS12"], "ssl_keystore_password": None}
 
     with pytest.raises(ConfigError, match="can't be opened without a password; set ssl_keystore_password"):
@@ -451,7 +451,7 @@ def test_suites_of_a_protocol_that_is_not_enabled_are_refused(protocol, suite, o
     )
 
 
-def test_a_suite_that_nobody_knows_is_refused_before_a_file_is_opened():
+def test_an_unknown_suite_is_rejected_before_a_file_is_opened():
     with pytest.raises(ConfigError, match="'NO-SUCH-SUITE' is unknown"):
         config(ssl_cipher_suites="NO-SUCH-SUITE")
 
@@ -459,13 +459,13 @@ def test_a_suite_that_nobody_knows_is_refused_before_a_file_is_opened():
 @pytest.mark.parametrize(
     "suite", ["@SECLEVEL=0", "!aNULL", "ECDH AESGCM", "ALL;@SECLEVEL=0", "ALL:@SECLEVEL=0"]
 )
-def test_a_directive_of_openssl_in_the_place_of_a_suite_is_refused(suite):
+def test_a_directive_of_openssl_instead_of_a_suite_is_rejected(suite):
     with pytest.raises(ConfigError, match=r"is not the name of a cipher suite.*leave out directives"):
         config(ssl_cipher_suites=["ECDHE-RSA-AES128-GCM-SHA256", suite])
 
 
 @pytest.mark.parametrize("separator", [",", ":", ";", " "])
-def test_a_directive_behind_any_separator_of_openssl_is_refused(separator):
+def test_a_directive_after_any_separator_of_openssl_is_rejected(separator):
     with pytest.raises(ConfigError, match="'@SECLEVEL=0' is not the name of a cipher suite"):
         config(ssl_cipher_suites=f"ALL{separator}@SECLEVEL=0")
 
@@ -480,7 +480,7 @@ def test_suites_without_a_certificate_or_without_encryption_are_refused(suite):
 
 @pytest.mark.parametrize("suites", ["ALL", "HIGH", "ECDHE-RSA-AES128-GCM-SHA256;ALL"])
 def test_a_group_of_suites_loses_those_without_a_certificate_or_without_encryption(suites):
-    # OpenSSL has them in these groups; only its security level keeps them from being used.
+    # OpenSSL includes these suites in the groups; only its security level prevents their use.
     plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     plain.set_ciphers(suites)
     assert "auth-null" in {cipher["auth"] for cipher in plain.get_ciphers()}
@@ -509,7 +509,7 @@ def test_a_servers_context_is_refused():
         config(ssl_context=server_context())
 
 
-def test_a_users_context_is_taken_as_it_is(caplog):
+def test_a_users_context_is_used_unchanged(caplog):
     context = ssl.create_default_context()
     taken = TlsContext(config(ssl_context=context))
 
@@ -520,7 +520,7 @@ def test_a_users_context_is_taken_as_it_is(caplog):
 @pytest.mark.parametrize(
     ("verify", "told"), [(ssl.CERT_REQUIRED, "does not check host names"), (ssl.CERT_NONE, "certificates")]
 )
-def test_a_users_context_that_checks_less_is_warned_of_once(caplog, verify, told):
+def test_a_users_context_with_weaker_checks_causes_one_warning(caplog, verify, told):
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = verify
@@ -544,7 +544,7 @@ def test_a_users_context_that_checks_less_is_warned_of_once(caplog, verify, told
         ("TLSv1.2", ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2),
     ],
 )
-def test_protocol_versions_are_those_that_are_named(protocols, lowest, highest):
+def test_only_the_named_protocol_versions_are_enabled(protocols, lowest, highest):
     context = make_context(config(ssl_enabled_protocols=protocols))
 
     assert (context.minimum_version, context.maximum_version) == (lowest, highest)
@@ -561,14 +561,14 @@ def test_protocol_versions_are_those_that_are_named(protocols, lowest, highest):
         ("TLS_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_"),
     ],
 )
-def test_cipher_suites_go_by_openssls_names_or_javas(suites, used):
+def test_cipher_suites_have_openssls_or_javas_names(suites, used):
     broker = shaken(make_context(config(**TRUST, ssl_cipher_suites=suites)), server_context())
 
     assert broker.cipher()[0].startswith(used)
 
 
 @pytest.mark.parametrize("suite", ["TLS_RSA_WITH_AES_128_CBC_SHA", "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA384"])
-def test_other_names_of_java_are_known_too(suite):
+def test_javas_other_names_are_also_known(suite):
     config(ssl_cipher_suites=suite)
 
 
@@ -607,7 +607,7 @@ def test_the_clients_certificate_is_read_again_when_it_changes(tmp_path, kind):
 
 
 @pytest.mark.parametrize("first", ["cert", "key"])
-def test_a_pair_of_which_one_file_has_changed_leaves_the_former_context(tmp_path, caplog, first):
+def test_if_only_one_file_of_a_pair_has_changed_the_former_context_stays(tmp_path, caplog, first):
     taken = TlsContext(config(**TRUST, **own_certificates(tmp_path)["two files"]))
     former = taken.current()
     bob = client_certificate("bob")
@@ -623,7 +623,7 @@ def test_a_pair_of_which_one_file_has_changed_leaves_the_former_context(tmp_path
 
 
 @pytest.mark.promise("Security", "certificates are read again when files change")
-def test_a_list_of_revoked_certificates_is_read_again_when_it_changes(tmp_path):
+def test_a_revocation_list_is_read_again_when_it_changes(tmp_path):
     path = tmp_path / "crl.pem"
     taken = TlsContext(config(**TRUST, ssl_crl_location=write(path, revocations(of_broker=False))))
     shaken(taken.current(), server_context())
@@ -634,7 +634,7 @@ def test_a_list_of_revoked_certificates_is_read_again_when_it_changes(tmp_path):
 
 
 def test_a_link_that_points_elsewhere_counts_as_a_change(tmp_path):
-    # As Kubernetes exchanges the files of a secret.
+    # Kubernetes exchanges the files of a secret in this way.
     write(tmp_path / "old.pem", authority_pem())
     write(tmp_path / "new.pem", stranger().cert_pem.bytes())
     link = tmp_path / "ca.pem"
@@ -649,7 +649,7 @@ def test_a_link_that_points_elsewhere_counts_as_a_change(tmp_path):
 
 
 def hash_of(certificate: bytes) -> str:
-    """The name under which OpenSSL looks for an authority in a directory."""
+    """Return the name under which OpenSSL looks for an authority in a directory."""
     command = ["openssl", "x509", "-hash", "-noout"]
     return subprocess.run(command, input=certificate, check=True, capture_output=True).stdout.decode().strip()
 
@@ -677,7 +677,7 @@ def test_a_directory_whose_file_is_rewritten_in_place_counts_as_a_change(tmp_pat
     shaken(taken.current(), server_context("strange"))
 
 
-def test_a_file_that_is_half_written_leaves_the_former_context(tmp_path, caplog):
+def test_with_a_half_written_file_the_former_context_stays(tmp_path, caplog):
     path = tmp_path / "ca.pem"
     write(path, authority_pem())
     taken = TlsContext(config(ssl_truststore_location=str(path)))
@@ -691,7 +691,7 @@ def test_a_file_that_is_half_written_leaves_the_former_context(tmp_path, caplog)
     assert taken.current() is not first
 
 
-def test_a_file_that_never_made_sense_is_an_error_each_time(tmp_path):
+def test_a_file_that_was_never_valid_is_an_error_each_time(tmp_path):
     path = write(tmp_path / "ca.pem", "nothing")
     taken = TlsContext(config(ssl_truststore_location=path, ssl_truststore_type="PEM"))
     for _ in range(2):
@@ -707,7 +707,7 @@ def test_a_file_that_never_made_sense_is_an_error_each_time(tmp_path):
         ("fe80::1%eth0", "fe80::1"),
     ],
 )
-def test_the_name_in_a_certificate_has_neither_the_roots_dot_nor_a_scope(host, name):
+def test_a_name_is_compared_with_the_certificate_without_its_final_dot_and_scope(host, name):
     assert certificate_name(host) == name
 
 
@@ -728,7 +728,7 @@ def test_the_name_in_a_certificate_has_neither_the_roots_dot_nor_a_scope(host, n
         ("SOMETHING_ELSE", "OpenSSL says (SOMETHING_ELSE)"),
     ],
 )
-def test_what_openssl_says_is_explained(reason, told):
+def test_openssls_errors_are_explained(reason, told):
     error = ssl.SSLError(1, "")
     error.reason = reason
     explained = handshake_error("broker 1 (host:1)", error)

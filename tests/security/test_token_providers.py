@@ -1,4 +1,4 @@
-"""Tokens from endpoints that the test runs: of OIDC, Google and Azure; and from Amazon's signer."""
+"""Tokens from endpoints that the test runs: those of OIDC, Google and Azure; and tokens from Amazon's signer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.support.scripted_broker import HOST
 
 
 class Endpoint:
-    """A minimal HTTP server. It gives the `answers` in turn, and then repeats the last one."""
+    """A minimal HTTP server. It sends the `answers` one by one, and then repeats the last one."""
 
     def __init__(self, *answers: tuple[int, object]) -> None:
         self.answers = list(answers) or [(200, {"access_token": "opaque-token", "expires_in": 60})]
@@ -58,7 +58,7 @@ class Endpoint:
         self.url = ""
         self.hangs = False
         self.headers = ""
-        """Further lines of the answer, each with its end."""
+        """Further header lines of the answer, each with its line break."""
 
     @asynccontextmanager
     async def running(self, context=None) -> AsyncIterator[Endpoint]:
@@ -116,7 +116,7 @@ async def test_client_credentials_become_a_token():
     assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"client:cl:ent secret"
 
 
-async def test_an_audience_is_asked_for():
+async def test_an_audience_is_requested():
     async with Endpoint().running() as endpoint:
         await provider_of(endpoint, audience="kafka")()
 
@@ -133,7 +133,7 @@ async def test_the_certificates_to_trust_are_a_file_or_text(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "no certificates"])
-async def test_certificates_to_trust_that_can_not_be_read_are_an_error(content, tmp_path):
+async def test_certificates_to_trust_that_cannot_be_read_are_an_error(content, tmp_path):
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content)
@@ -142,7 +142,7 @@ async def test_certificates_to_trust_that_can_not_be_read_are_an_error(content, 
         await OidcTokenProvider("https://id.example", "client", "secret", authorities=str(file))()
 
 
-async def test_id_and_secret_are_url_encoded_if_that_is_wanted():
+async def test_id_and_secret_are_url_encoded_if_configured():
     async with Endpoint().running() as endpoint:
         await provider_of(endpoint, url_encode=True)()
 
@@ -150,7 +150,7 @@ async def test_id_and_secret_are_url_encoded_if_that_is_wanted():
     assert base64.b64decode(authorization.removeprefix("Basic ")) == b"client:cl%3Aent+secret"
 
 
-async def test_the_endpoint_has_to_have_a_certificate_that_is_trusted():
+async def test_the_endpoint_must_have_a_trusted_certificate():
     trusting = ssl.create_default_context(cadata=authority_pem())
     async with Endpoint().running(server_context()) as endpoint:
         assert (await provider_of(endpoint, ssl_context=trusting)()).value.reveal() == "opaque-token"
@@ -177,7 +177,7 @@ def test_an_endpoint_that_is_not_https_is_refused(url):
     assert "password@" not in str(caught.value)
 
 
-async def test_an_endpoint_that_is_out_of_order_is_asked_again_with_pauses():
+async def test_an_endpoint_with_a_server_error_is_asked_again_with_pauses():
     answers = [(503, b"down"), (500, b""), (200, {"access_token": "late"})]
     async with Endpoint(*answers).running() as endpoint:
         token = await provider_of(endpoint)()
@@ -186,7 +186,7 @@ async def test_an_endpoint_that_is_out_of_order_is_asked_again_with_pauses():
     assert len(endpoint.requests) == 3
 
 
-async def test_an_endpoint_that_stays_out_of_order_is_given_up():
+async def test_an_endpoint_with_lasting_server_errors_is_abandoned():
     async with Endpoint((503, b"down")).running() as endpoint:
         with pytest.raises(AuthenticationError, match="returned no token: HTTP status 503"):
             await provider_of(endpoint)()
@@ -195,7 +195,7 @@ async def test_an_endpoint_that_stays_out_of_order_is_given_up():
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 403])
-async def test_a_refusal_is_final_redirects_are_not_followed_and_the_answer_is_not_repeated(status):
+async def test_a_rejection_is_final_redirects_are_not_followed_and_the_answer_is_not_shown(status):
     async with Endpoint((status, b"internal page, cl:ent secret")).running() as endpoint:
         with pytest.raises(AuthenticationError, match=f"returned no token: HTTP status {status}") as caught:
             await provider_of(endpoint)()
@@ -237,14 +237,14 @@ async def test_no_proxy_of_the_environment_is_used(monkeypatch):
         assert (await provider_of(endpoint, attempts=1)()).value.reveal() == "opaque-token"
 
 
-async def test_an_answer_of_any_size_is_not_read():
+async def test_a_huge_answer_is_not_read():
     async with Endpoint((200, b" " * (MAX_ANSWER + 1))).running() as endpoint:
         with pytest.raises(AuthenticationError, match="an answer of more than"):
             await provider_of(endpoint)()
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_compressed_answer_is_not_unpacked(times):
+async def test_a_compressed_answer_is_not_decompressed(times):
     bomb = b" " * 64 * 1024 * 1024
     for _ in range(times):
         bomb = gzip.compress(bomb, 9)
@@ -263,14 +263,14 @@ async def test_a_compressed_answer_is_not_unpacked(times):
     assert headers["accept-encoding"] == "identity"
 
 
-async def test_an_answer_that_says_that_it_is_not_compressed_is_taken():
+async def test_an_answer_declared_as_uncompressed_is_accepted():
     endpoint = Endpoint()
     endpoint.headers = "Content-Encoding: identity\r\n"
     async with endpoint.running():
         assert (await provider_of(endpoint)()).value.reveal() == "opaque-token"
 
 
-async def test_an_endpoint_that_hangs_is_given_up():
+async def test_a_hanging_endpoint_is_abandoned():
     endpoint = Endpoint()
     endpoint.hangs = True
     async with endpoint.running():
@@ -280,7 +280,7 @@ async def test_an_endpoint_that_hangs_is_given_up():
     assert len(endpoint.requests) == 2
 
 
-async def test_settings_alone_make_a_provider_and_the_token_gets_through():
+async def test_settings_alone_configure_a_provider_whose_token_is_accepted():
     security = Security(mechanisms=["OAUTHBEARER"])
     token = {"access_token": jws("svc"), "expires_in": 3600}
     async with (
@@ -345,7 +345,7 @@ def stopped_clock(monkeypatch):
 
 
 def signature(query: dict[str, str], session_token: str | None) -> str:
-    """AWS Signature Version 4 of the query, computed from its definition."""
+    """Compute AWS Signature Version 4 of the query from its definition."""
     signed = {name: value for name, value in query.items() if name not in ("X-Amz-Signature", "User-Agent")}
     canonical_query = "&".join(
         f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in sorted(signed.items())
@@ -388,7 +388,7 @@ def test_a_token_for_msk_is_the_golden_one(session_token):
     assert token.lifetime == 890.0
 
 
-async def test_a_token_for_msk_is_what_the_machine_takes():
+async def test_the_sasl_machine_accepts_a_token_for_msk():
     from tests.security.test_login import login_of
 
     login = login_of(MskIamTokenProvider("us-gov-west-1", credentials_provider=credentials_provider()))
@@ -398,7 +398,7 @@ async def test_a_token_for_msk_is_what_the_machine_takes():
 
 
 @pytest.mark.parametrize("region", ["", "eu", "eu-west", "eu-west-1/../x", "evil.example/#-1", "EU-WEST-1"])
-def test_what_is_no_region_is_refused(region):
+def test_an_invalid_region_is_rejected(region):
     with pytest.raises(ConfigError, match="is not an AWS region"):
         MskIamTokenProvider(region)
 
@@ -411,7 +411,7 @@ def test_without_amazons_signer_the_extra_is_named(monkeypatch):
 
 
 class HttpStub(ThreadingHTTPServer):
-    """A server in a thread, for libraries that block. `answer` is given to each request."""
+    """A server in a thread, for libraries that block. It answers each request with `answer`."""
 
     def __init__(
         self, answer: bytes, content_type: str = "application/json", context: ssl.SSLContext | None = None
@@ -507,7 +507,7 @@ def test_a_role_is_assumed_in_its_region_before_the_token_is_signed(external_id,
 
 
 @pytest.mark.usefixtures("aws_credentials")
-def test_a_profile_of_awss_files_signs_the_token(tmp_path, monkeypatch):
+def test_a_profile_in_the_files_of_aws_signs_the_token(tmp_path, monkeypatch):
     (tmp_path / "credentials").write_text(
         f"[orders]\naws_access_key_id={KEY_ID}\naws_secret_access_key={SECRET_KEY}\n"
     )
@@ -531,7 +531,7 @@ ACCOUNT = "orders@example.iam.gserviceaccount.com"
 
 
 def parts_of(token: str) -> tuple[dict[str, object], dict[str, object], str]:
-    """Header, claims and signature of Google's form of a token."""
+    """Return header, claims and signature of a token in Google's format."""
     header, claims, signature = (base64.urlsafe_b64decode(part + "==").decode() for part in token.split("."))
     return json.loads(header), json.loads(claims), signature
 
@@ -555,7 +555,7 @@ def service_account(directory: Path, token_url: str) -> Path:
     return file
 
 
-def test_googles_access_token_comes_with_the_accounts_name(tmp_path, monkeypatch):
+def test_googles_access_token_is_sent_with_the_name_of_the_account(tmp_path, monkeypatch):
     answer = json.dumps({"access_token": "ya29.google", "expires_in": 3600}).encode()
     with HttpStub(answer).running() as stub:
         file = service_account(tmp_path, f"{stub.url}/token")
@@ -576,8 +576,8 @@ def test_googles_access_token_comes_with_the_accounts_name(tmp_path, monkeypatch
     assert "=" not in token.value.reveal()
 
 
-def test_a_virtual_machine_of_google_asks_its_metadata_server():
-    """In a process of its own, because google-auth reads the address when it is imported."""
+def test_on_a_virtual_machine_of_google_the_metadata_server_is_asked():
+    """In a separate process, because google-auth reads the address when it is imported."""
     program = (
         "from google.auth.compute_engine import Credentials\n"
         "from aioproducer.token_providers import GcpTokenProvider\n"
@@ -604,7 +604,7 @@ def test_a_virtual_machine_of_google_asks_its_metadata_server():
 
 
 class GoogleUser:
-    """Credentials of a person, which have no account."""
+    """A person's credentials, which have no account."""
 
     token = "ya29.user"
     expiry: datetime.datetime
@@ -614,7 +614,7 @@ class GoogleUser:
         self.expiry = datetime.datetime.now(datetime.UTC).replace(tzinfo=None) + datetime.timedelta(hours=1)
 
 
-def test_credentials_without_an_account_need_its_name():
+def test_credentials_without_an_account_need_the_name_of_one():
     with pytest.raises(AuthenticationError, match="GoogleUser of google-auth has no account; pass"):
         GcpTokenProvider(credentials=GoogleUser())()
 
@@ -623,7 +623,7 @@ def test_credentials_without_an_account_need_its_name():
     assert token.lifetime == pytest.approx(3600, abs=60)
 
 
-async def test_a_token_of_google_is_what_the_machine_takes():
+async def test_the_sasl_machine_accepts_a_token_of_google():
     from tests.security.test_login import login_of
 
     login = login_of(GcpTokenProvider(credentials=GoogleUser(), account=ACCOUNT))
@@ -644,7 +644,7 @@ def test_without_googles_library_the_extra_is_named(monkeypatch):
 SCOPE = "https://orders.servicebus.windows.net/.default"
 
 
-def test_azures_token_endpoint_gives_a_token_to_an_application(tmp_path):
+def test_azures_token_endpoint_returns_a_token_for_an_application(tmp_path):
     from azure.identity import ClientSecretCredential
 
     ca = tmp_path / "ca.pem"
@@ -659,7 +659,7 @@ def test_azures_token_endpoint_gives_a_token_to_an_application(tmp_path):
             disable_instance_discovery=True,
             connection_verify=str(ca),
         )
-        # azure-identity asks the authority for its endpoints first.
+        # azure-identity first asks the authority for its endpoints.
         endpoints = {"token_endpoint": f"{stub.url}/token", "authorization_endpoint": f"{stub.url}/authorize"}
         stub.answer = json.dumps({**json.loads(answer), **endpoints, "issuer": f"{stub.url}/tenant"}).encode()
         token = AzureTokenProvider(SCOPE, credential=credential)()
@@ -670,7 +670,7 @@ def test_azures_token_endpoint_gives_a_token_to_an_application(tmp_path):
     assert token.lifetime == pytest.approx(3600, abs=60)
 
 
-def test_the_managed_identity_of_azure_asks_its_metadata_endpoint(monkeypatch):
+def test_with_a_managed_identity_of_azure_the_metadata_endpoint_is_asked(monkeypatch):
     answer = {"access_token": "managed", "expires_on": str(int(time.time()) + 3600), "token_type": "Bearer"}
     for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"):
         monkeypatch.delenv(name, raising=False)
@@ -714,7 +714,7 @@ def test_providers_show_no_token(tmp_path):
 # ---------------------------------------------------------------------------------------------------- given tokens
 
 
-async def test_a_given_token_and_a_token_in_a_file_are_what_the_machine_takes(tmp_path):
+async def test_the_sasl_machine_accepts_a_given_token_and_a_token_in_a_file(tmp_path):
     from tests.security.test_login import login_of
 
     file = tmp_path / "token"

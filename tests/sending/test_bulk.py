@@ -1,4 +1,4 @@
-"""send_many: columns of records, as lists or as Arrow, into the same batches as `send`, and the receipt of them."""
+"""send_many: columns of records, as lists or as Arrow, in the same batches as those of `send`, and the receipt."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ HEADERS_TYPES = {
 
 
 def array_of(data, kind):
-    """pyarrow makes no dictionary of views from Python objects by itself."""
+    """Return an Arrow array; pyarrow can't create a dictionary of views from Python objects by itself."""
     if pa.types.is_dictionary(kind):
         found = sorted({value for value in data if value is not None})
         numbers = pa.array([None if value is None else found.index(value) for value in data], kind.index_type)
@@ -91,7 +91,7 @@ def array_of(data, kind):
 
 
 def encoded(rows):
-    """What the rows become, in one batch."""
+    """Append the rows to a single batch, and return its bytes."""
     accumulator = OpensBatches(NoLoop())
     path = bound(accumulator)
     while path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN:
@@ -106,7 +106,7 @@ CLOCK = -1
 
 
 def assert_encoded(rows, expected):
-    """The rows become what the oracle writes; rows without a timestamp have the time at which they were appended."""
+    """Check that the rows become what the oracle writes. Rows without a timestamp have the time of their append."""
     before = now_ms()
     found = encoded(rows)
     after = now_ms()
@@ -152,7 +152,7 @@ def test_columns_become_the_bytes_that_the_oracle_writes(
     assert_encoded(lists, expected)
 
     arrays = [
-        # Slices begin anywhere; what lies before must not be seen.
+        # Slices may begin anywhere; data before them must not be read.
         array_of([column[0]] * before + column, kind).slice(before)
         for column, kind in zip(columns, types, strict=True)
     ]
@@ -183,7 +183,7 @@ def test_columns_become_the_bytes_that_the_oracle_writes(
 
 @pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @pytest.mark.parametrize("kind", sorted(TEXT_TYPES))
-def test_text_is_sent_as_utf_8(kind):
+def test_text_is_sent_as_utf_8_bytes(kind):
     words = ["a", None, "größer als zwölf Bytes", "", "z"]
     expected = [OracleRecord(CLOCK, None, None if word is None else word.encode()) for word in words]
 
@@ -198,7 +198,7 @@ def test_other_columns_of_arrow():
 
 
 @pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
-def test_a_null_pair_outside_of_a_slice_is_not_looked_at():
+def test_a_null_pair_outside_of_a_slice_is_ignored():
     pairs = pa.array([[None], [("a", b"1")], [None]], pa.list_(PAIR))
     batch = pa.StructArray.from_arrays([pa.array([b"0", b"1", b"2"]), pairs], ["value", "headers"])
     expected = [OracleRecord(CLOCK, None, b"1", (("a", b"1"),))]
@@ -222,7 +222,7 @@ def test_timestamps_become_milliseconds(unit):
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
-async def test_rows_go_to_the_partitions_that_they_name(kind):
+async def test_rows_are_sent_to_their_given_partitions(kind):
     asked = [2, 0, None, 1]
     async with producing(topics={"t": 3}) as (_, producer):
         for partitions in (asked, pa.array(asked, kind)):
@@ -238,9 +238,12 @@ async def test_rows_go_to_the_partitions_that_they_name(kind):
 
 
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64"])
-async def test_a_partition_or_a_time_below_zero_is_refused_whatever_its_width(kind):
+async def test_a_negative_partition_or_timestamp_of_any_width_is_rejected(kind):
     below = pa.array([-1, 0], kind)
-    async with producing(topics={"t": 300}) as (_, producer):  # 255 is the number of a partition
+    async with producing(topics={"t": 300}) as (
+        _,
+        producer,
+    ):  # 255 is the number of a partition
         for columns in ({"partitions": below}, {"timestamps": below}):
             receipt = await producer.send_many("t", [b"0", b"1"], **columns)
             with pytest.raises(SendManyError, match="0 or more, not -1"):
@@ -248,7 +251,7 @@ async def test_a_partition_or_a_time_below_zero_is_refused_whatever_its_width(ki
 
 
 @pytest.mark.parametrize("as_arrow", [False, True])
-async def test_keys_go_where_send_puts_them(as_arrow):
+async def test_keys_have_the_same_partitions_as_with_send(as_arrow):
     keys = [b"k%d" % number for number in range(200)]
     async with producing(topics={"t": 7}) as (_, producer):
         single = [(await producer.send_and_wait("t", b"v", key)).partition for key in keys]
@@ -276,7 +279,7 @@ async def test_records_of_send_and_send_many_share_batches_and_keep_their_order(
         assert produce_count(cluster) == 1
 
 
-async def test_records_without_a_key_fill_one_batch_after_the_other():
+async def test_records_without_a_key_fill_one_batch_after_another():
     async with producing(topics={"t": 4}, batch_size=2048, linger_ms=5) as (cluster, producer):
         receipt = await (await producer.send_many("t", [bytes(90)] * 400))
 
@@ -288,7 +291,7 @@ async def test_records_without_a_key_fill_one_batch_after_the_other():
 # --------------------------------------------------------------------------------------------------- receipt
 
 
-async def test_the_receipt_says_where_each_row_is():
+async def test_the_receipt_has_the_position_of_each_row():
     async with producing(topics={"t": 3}) as (cluster, producer):
         rows = [b"%d" % number for number in range(3000)]
         receipt = await producer.send_many("t", rows, keys=rows)
@@ -314,7 +317,7 @@ async def test_the_receipt_says_where_each_row_is():
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
 @pytest.mark.parametrize("serializer", [None, bytes])
-async def test_the_delivery_of_a_row_has_the_time_of_its_record(serializer):
+async def test_the_delivery_of_a_row_has_the_timestamp_of_its_record(serializer):
     async with producing(linger_ms=20, value_serializer=serializer) as (cluster, producer):
         await producer.send("t", b"0", timestamp_ms=7)
         named = await producer.send_many("t", [b"1", b"2", b"3"], timestamps=[1000, None, 3000])
@@ -331,11 +334,11 @@ async def test_the_delivery_of_a_row_has_the_time_of_its_record(serializer):
         assert {metadata.timestamp_type for metadata in found} == {0}
 
 
-def test_each_slice_of_a_call_has_a_time_of_its_own():
+def test_each_slice_of_a_call_has_its_own_timestamp():
     accumulator = OpensBatches(NoLoop(), limit=10_000)
     path = bound(accumulator)
     rows = Rows([bytes(9000)] * 3, None, None, None, None)
-    accumulator.compressor.turn_is_full = True  # a slice ends with the batch that it opens
+    accumulator.compressor.turn_is_full = True  # a slice ends with the record that opens a batch
 
     ends = []
     while path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN:
@@ -364,7 +367,7 @@ def all_records(cluster, topic, partitions):
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
 @in_virtual_time
-async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
+async def test_rows_that_cannot_be_sent_do_not_prevent_others_from_being_sent():
     async with producing(topics={"t": 2}, max_request_size=10_000, max_block_ms=50_000 * MS) as (
         cluster,
         producer,
@@ -398,7 +401,7 @@ async def test_rows_that_can_not_be_sent_keep_no_other_from_being_sent():
 
 
 @in_virtual_time
-async def test_arrow_rows_that_can_not_be_sent():
+async def test_arrow_rows_that_cannot_be_sent_have_errors():
     table = pa.table(
         {
             "value": ["0", "1", "2", "3"],
@@ -462,7 +465,7 @@ async def test_arrow_rows_that_can_not_be_sent():
         ),
     ],
 )
-async def test_columns_that_make_no_sense_are_refused_before_anything_is_sent(arguments, argument, told):
+async def test_invalid_columns_are_rejected_before_anything_is_sent(arguments, argument, told):
     async with producing() as (cluster, producer):
         if told is None:
             await (await producer.send_many("t", **arguments))
@@ -475,7 +478,7 @@ async def test_columns_that_make_no_sense_are_refused_before_anything_is_sent(ar
         assert produce_count(cluster) == 0
 
 
-async def test_a_stream_that_fails_is_told():
+async def test_the_failure_of_a_stream_is_reported():
     def batches():
         yield pa.record_batch({"value": [b"x"]})
         raise RuntimeError("the disk is gone")
@@ -489,7 +492,7 @@ async def test_a_stream_that_fails_is_told():
         assert produce_count(cluster) == 0
 
 
-async def test_no_rows_are_no_records():
+async def test_without_rows_nothing_is_sent():
     async with producing() as (cluster, producer):
         for nothing in ([], pa.array([], pa.binary()), pa.chunked_array([], pa.binary())):
             receipt = await producer.send_many("t", nothing)
@@ -498,13 +501,13 @@ async def test_no_rows_are_no_records():
         assert produce_count(cluster) == 0
 
 
-async def test_a_bad_topic_is_refused():
+async def test_an_invalid_topic_is_rejected():
     async with producing() as (_, producer):
         assert type(await error_of(producer.send_many("no topic!", [b"v"]), 1)) is InvalidTopicError
     assert type(await error_of(producer.send_many("t", [b"v"]), 1)) is ProducerClosed
 
 
-async def test_the_memory_of_columns_is_given_back_when_they_are_in_the_buffer():
+async def test_the_memory_of_columns_is_released_once_they_are_in_the_buffer():
     pool = pa.system_memory_pool()
     before = pool.bytes_allocated()
     column = pa.array([bytes(100)] * 1000, memory_pool=pool)
@@ -520,7 +523,7 @@ async def test_the_memory_of_columns_is_given_back_when_they_are_in_the_buffer()
 # ---------------------------------------------------------------------------------------- room, time, turns
 
 
-async def test_rows_wait_for_room_as_often_as_it_takes():
+async def test_rows_wait_for_room_as_often_as_necessary():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         given = [b"%03d" % number + bytes(LARGE) for number in range(100)]
         receipt = await within(10, producer.send_many("t", given))
@@ -530,7 +533,7 @@ async def test_rows_wait_for_room_as_often_as_it_takes():
 
 
 @in_virtual_time
-async def test_rows_without_room_in_time_are_told_and_the_first_ones_are_sent():
+async def test_rows_without_room_in_time_are_reported_and_the_first_ones_are_sent():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -547,8 +550,8 @@ async def test_rows_without_room_in_time_are_told_and_the_first_ones_are_sent():
 
 
 @pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
-async def test_those_who_wait_for_room_have_it_in_turns():
-    """A large call keeps nobody waiting for its end, and a newcomer does not overtake the row that waits."""
+async def test_callers_that_wait_for_room_take_turns():
+    """A large call does not make others wait for its end, and a newcomer does not overtake the waiting row."""
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -566,7 +569,7 @@ async def test_those_who_wait_for_room_have_it_in_turns():
         assert 4 < found.index(8) < 8
 
 
-async def test_cancelling_it_leaves_the_first_rows():
+async def test_cancelling_the_call_leaves_its_first_rows_in_the_buffer():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -582,7 +585,7 @@ async def test_cancelling_it_leaves_the_first_rows():
         assert producer.metrics().buffer_waiters == 0
 
 
-async def test_cancelling_who_awaits_the_receipt_changes_nothing():
+async def test_cancelling_a_wait_for_the_receipt_changes_nothing():
     async with producing() as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -601,7 +604,7 @@ async def test_cancelling_who_awaits_the_receipt_changes_nothing():
 
 
 @pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
-async def test_others_run_between_the_slices_of_a_large_call():
+async def test_other_tasks_run_between_the_slices_of_a_large_call():
     turns = 0
 
     async def count():
@@ -620,17 +623,17 @@ async def test_others_run_between_the_slices_of_a_large_call():
         assert turns >= 8
 
 
-async def test_a_slice_ends_when_its_turn_has_compressed_what_one_may():
+async def test_a_slice_ends_when_its_turn_has_compressed_enough():
     accumulator = OpensBatches(NoLoop(), limit=10_000)
     path = bound(accumulator)
     rows = Rows([bytes(1000)] * 100, None, None, None, None)
     accumulator.compressor.turn_is_full = True
 
     assert path._append_rows(accumulator.topics["orders"], rows, None, False) == OTHERS_TURN
-    assert rows.next == 1, "that of the batch that was opened"
+    assert rows.next == 1, "only the row that opened the batch"
 
 
-async def test_a_slice_ends_by_the_work_that_it_did():
+async def test_a_slice_ends_after_a_limited_amount_of_work():
     accumulator = OpensBatches(NoLoop())
     path = bound(accumulator)
     topic = accumulator.topics["orders"]
@@ -650,7 +653,7 @@ async def test_a_slice_ends_by_the_work_that_it_did():
 
 
 @pytest.mark.parametrize("refused", ["its value", "by its partition"])
-async def test_a_slice_of_refused_rows_ends_as_soon(refused):
+async def test_a_slice_of_rejected_rows_is_also_limited(refused):
     accumulator = OpensBatches(NoLoop())
     values_, refusals = (
         (["x"], None) if refused == "its value" else ([b"x"], [InvalidRecordError("not yours")])
@@ -665,7 +668,7 @@ async def test_a_slice_of_refused_rows_ends_as_soon(refused):
 
 @pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
 @pytest.mark.parametrize("serializer", [None, lambda value: value])
-async def test_others_run_between_rows_that_are_refused(serializer):
+async def test_other_tasks_run_between_rejected_rows(serializer):
     turns = 0
 
     async def count():
@@ -685,7 +688,7 @@ async def test_others_run_between_rows_that_are_refused(serializer):
         assert turns >= 8
 
 
-async def test_closing_ends_the_rows_that_wait():
+async def test_closing_ends_waiting_rows():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -700,11 +703,11 @@ async def test_closing_ends_the_rows_that_wait():
         assert report.failed + report.unknown == 4
 
 
-# --------------------------------------------------------------------------------------------- what fails later
+# ----------------------------------------------------------------------------------------- rows that fail later
 
 
 @in_virtual_time
-async def test_rows_that_are_not_acknowledged_have_their_outcome():
+async def test_rows_that_are_not_acknowledged_have_an_outcome():
     settings = {"request_timeout_ms": 40_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -749,8 +752,8 @@ async def test_rows_of_batches_that_are_split_keep_their_numbers():
         assert found == set(log)
 
 
-async def test_a_record_that_the_broker_refuses_fails_alone():
-    """KIP-467: the broker names the culprit."""
+async def test_a_record_that_the_broker_rejects_fails_alone():
+    """KIP-467: the broker names the invalid record."""
     async with producing(topics={}, linger_ms=20) as (cluster, producer):
         cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
         await producer.partitions_for("t")
@@ -769,7 +772,7 @@ async def test_a_record_that_the_broker_refuses_fails_alone():
     "Public API",
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
-async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
+async def test_an_unretrieved_failed_row_is_logged_and_reported(caplog):
     async with producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, count=2)
         receipt = await producer.send_many("t", [b"0", b"1", b"2"])
@@ -793,10 +796,10 @@ async def test_a_failed_row_that_nobody_looks_at_is_logged_and_reported(caplog):
 @pytest.mark.parametrize("looked_at", [[], [0, 2], [1, 2], [0, 1, 2]])
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("watched", [False, True])
-async def test_a_record_that_the_broker_names_and_nobody_looks_at_is_logged_and_reported(
+async def test_an_unretrieved_record_that_the_broker_names_is_logged_and_reported(
     watched, at_once, looked_at, caplog
 ):
-    """KIP-467: those that it does not name are in the log."""
+    """KIP-467: the records that the broker does not name are in the log."""
     interceptors = [Stamps()] if watched else []
     async with producing(topics={}, linger_ms=20, interceptors=interceptors) as (cluster, producer):
         cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
@@ -823,7 +826,7 @@ async def test_a_record_that_the_broker_names_and_nobody_looks_at_is_logged_and_
     assert len(errors) == (unseen > 0)
 
 
-async def test_a_record_that_the_broker_names_is_looked_at_by_way_of_the_receipt():
+async def test_a_record_that_the_broker_names_can_be_retrieved_through_the_receipt():
     async with producing(topics={}, linger_ms=20) as (cluster, producer):
         cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})
         await producer.partitions_for("t")
@@ -837,7 +840,7 @@ async def test_a_record_that_the_broker_names_is_looked_at_by_way_of_the_receipt
         assert (await producer.close()).unretrieved == {}
 
 
-async def test_a_row_that_was_not_sent_and_nobody_looks_at_is_logged_and_reported_too(caplog):
+async def test_an_unretrieved_row_that_was_not_sent_is_also_logged_and_reported(caplog):
     async with producing() as (_, producer):
         await producer.send_many("t", [b"0", "1", b"2", "3"])
         await producer.flush()
@@ -867,7 +870,7 @@ async def even_later(value):
     "not when the garbage collector runs",
 )
 @pytest.mark.parametrize("serializer", [even, even_later])
-async def test_rows_that_a_serializer_refused_are_told_without_a_collector(serializer):
+async def test_rows_that_a_serializer_rejected_are_reported_without_the_garbage_collector(serializer):
     async with producing(value_serializer=serializer) as (_, producer):
         gc.disable()
         try:
@@ -886,7 +889,7 @@ async def test_rows_that_a_serializer_refused_are_told_without_a_collector(seria
     "not when the garbage collector runs",
 )
 @in_virtual_time
-async def test_rows_without_room_are_told_without_a_collector():
+async def test_rows_without_room_are_reported_without_the_garbage_collector():
     async with producing(**FOUR_RECORDS_FILL_IT, max_block_ms=50_000 * MS) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -907,7 +910,7 @@ async def test_rows_without_room_are_told_without_a_collector():
     "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
     "not when the garbage collector runs",
 )
-async def test_what_the_caller_is_handling_keeps_its_traceback():
+async def test_an_exception_that_the_caller_handles_keeps_its_traceback():
     async with producing(value_serializer=even) as (_, producer):
         try:
             int("none")
@@ -921,7 +924,7 @@ async def test_what_the_caller_is_handling_keeps_its_traceback():
         assert str(refused.__cause__) == "odd"
 
 
-# ------------------------------------------------------------------------- what sees each record: the slow way
+# -------------------------------------------------------------------- user code for each record: the slow path
 
 
 class Stamps(Interceptor):
@@ -968,7 +971,7 @@ async def test_interceptors_serializers_and_partitioners_see_each_row(as_arrow):
         await until(lambda: stamps.acknowledged == 3)
 
 
-async def test_a_row_that_a_serializer_refuses_keeps_no_other_from_being_sent():
+async def test_a_row_that_a_serializer_rejects_does_not_prevent_others_from_being_sent():
     async with producing(value_serializer=lambda text: text.encode()) as (cluster, producer):
         receipt = await producer.send_many("t", ["0", 1, "2"])
         error = await error_of(receipt, 1)
@@ -981,7 +984,7 @@ async def test_a_row_that_a_serializer_refuses_keeps_no_other_from_being_sent():
     "Public API",
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
-async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent():
+async def test_a_row_that_the_partitioner_rejects_does_not_prevent_others_from_being_sent():
     def by_first_byte(key, every, available):
         return every[key[0] % len(every)]
 
@@ -998,7 +1001,7 @@ async def test_a_row_that_the_partitioner_refuses_keeps_no_other_from_being_sent
     "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
 )
 @in_virtual_time
-async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_they_go():
+async def test_rows_for_missing_partitions_wait_only_once_on_either_path():
     async with producing(value_serializer=bytes, max_block_ms=50_000 * MS) as (_, producer):
         began = asyncio.get_running_loop().time()
         receipt = await producer.send_many("t", [b"v"] * 20, partitions=[7, 0, 5, 9] * 5)
@@ -1011,7 +1014,7 @@ async def test_rows_for_partitions_that_are_not_there_wait_once_whichever_way_th
 
 
 @in_virtual_time
-async def test_each_row_meets_the_interceptors_also_behind_one_whose_partition_is_not_there():
+async def test_interceptors_also_see_rows_after_one_whose_partition_is_missing():
     class Rerouting:
         def on_send(self, record):
             return record._replace(partition=0) if record.value == b"x" else record
@@ -1027,7 +1030,7 @@ async def test_each_row_meets_the_interceptors_also_behind_one_whose_partition_i
 
 
 @pytest.mark.parametrize("serializer", [None, bytes])
-async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serializer):
+async def test_a_timestamp_out_of_range_is_rejected_on_either_path(serializer):
     times = pa.array([2**60, 7], pa.timestamp("s"))
     async with producing(value_serializer=serializer) as (cluster, producer):
         receipt = await producer.send_many("t", pa.array([b"0", b"1"]), timestamps=times)
@@ -1037,7 +1040,7 @@ async def test_a_time_too_far_away_is_refused_whichever_way_a_row_goes(serialize
         assert [record.timestamp for record in cluster.records("t")] == [7000]
 
 
-async def test_a_recording_producer_takes_many_too():
+async def test_a_recording_producer_also_has_send_many():
     async with RecordingProducer() as producer:
         producer.set_partitions("t", 3)
         receipt = await producer.send_many("t", pa.array(["a", "b"]), keys=[b"1", b"2"], timestamps=[1, 2])
@@ -1070,7 +1073,7 @@ async def test_rows_belong_to_the_transaction(version):
         await committed
         await aborted.wait()
 
-        # What was on its way already may be in the log; nobody will read it.
+        # Rows that were already sent may be in the log, but read_committed consumers do not see them.
         assert {type(error) for error in aborted.errors.values()} <= {TransactionAbortedError}
         found = [r.value for p in range(3) for r in cluster.records("t", p, committed=True)]
         assert sorted(found, key=int) == [b"%d" % number for number in range(50)]
@@ -1080,7 +1083,7 @@ async def test_rows_belong_to_the_transaction(version):
     "Public API",
     "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
 )
-async def test_rows_that_wait_while_their_transaction_ends_are_not_put_into_the_next_one():
+async def test_rows_that_wait_while_their_transaction_ends_are_not_part_of_the_next_one():
     async with producing(transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         await producer.begin_transaction()
@@ -1101,7 +1104,7 @@ async def test_rows_that_wait_while_their_transaction_ends_are_not_put_into_the_
     "Public API",
     "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
 )
-async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_put_into_the_next_one():
+async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_part_of_the_next_one():
     topics = {"t": 1, "others": 1}
     async with producing(topics=topics, transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
@@ -1128,7 +1131,7 @@ async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_
         assert [record.value for record in cluster.records("t", committed=True)] == [b"next"]
 
 
-async def test_a_participant_takes_rows_for_its_own_partitions():
+async def test_a_participant_accepts_rows_for_its_own_partitions():
     async with (
         EmbeddedCluster(topics={"t": 4}) as cluster,
         Producer(cluster.bootstrap_servers, transactional_id="tx", **QUICK) as owner,
@@ -1153,7 +1156,7 @@ async def test_a_participant_takes_rows_for_its_own_partitions():
 
 
 @pytest.mark.promise("Transactions", "other processes can write to the same transaction")
-async def test_a_participant_that_waits_for_room_while_its_topic_grows_writes_to_its_own_partitions_only():
+async def test_a_participant_whose_topic_grows_during_a_wait_writes_only_to_its_own_partitions():
     own = [TopicPartition("t", 0)]
     async with (
         EmbeddedCluster(topics={"t": 1}) as cluster,
@@ -1180,7 +1183,7 @@ async def test_a_participant_that_waits_for_room_while_its_topic_grows_writes_to
             assert len(receipt.errors) + len(cluster.records("t", 0)) == 2000
 
 
-def test_a_list_of_refusals_that_is_shorter_than_the_topic_is_not_read_beyond_its_end():
+def test_a_list_of_rejections_shorter_than_the_topic_is_not_read_beyond_its_end():
     accumulator = OpensBatches(NoLoop(), partitions=500)
     rows = Rows([b"v"], [b"k"], None, None, None)
 
@@ -1189,7 +1192,7 @@ def test_a_list_of_refusals_that_is_shorter_than_the_topic_is_not_read_beyond_it
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-async def test_compressed_rows_arrive(codec):
+async def test_compressed_rows_are_delivered(codec):
     async with producing(topics={"t": 3}, compression_type=codec) as (cluster, producer):
         given = [b"%06d" % number * 20 for number in range(5000)]
         await (await producer.send_many("t", pa.array(given), keys=pa.array(given)))
@@ -1206,7 +1209,7 @@ async def test_without_acknowledgements_there_are_no_offsets():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 12, 100, 997, 1024, 10_000])
-def test_the_remainder_is_that_of_a_division(count):
+def test_the_remainder_equals_that_of_a_division(count):
     accumulator = OpensBatches(NoLoop(), partitions=count)
     path = bound(accumulator)
     keys = [b"%d" % number for number in range(2000)]
@@ -1219,7 +1222,7 @@ def test_the_remainder_is_that_of_a_division(count):
 # -------------------------------------------------------------------------------------------- the time limit
 
 
-def test_a_timeout_counts_from_the_begin_of_the_call_and_none_never_ends():
+def test_a_timeout_counts_from_the_start_of_the_call_and_none_means_no_limit():
     assert end_of(2.5, began=5.0) == 7.5
     assert end_of(0, began=5.0) == 5.0
     assert end_of(None, began=5.0) == math.inf

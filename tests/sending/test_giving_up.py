@@ -1,4 +1,4 @@
-"""Giving up: what ends batches without an answer, and what the errors say."""
+"""Giving up: the events that end batches without an answer, and the texts of the errors."""
 
 from __future__ import annotations
 
@@ -186,7 +186,9 @@ async def test_a_batch_in_flight_whose_deadline_is_noticed_late_gets_one_more_pa
         giving_up: GivingUp = producer._sender._giving_up
         [batch] = producer._accumulator._queues["t", 0].in_flight
 
-        assert giving_up.expire_overdue(batch.deadline + 2 * LATE_TIMER), "its answer may be in the socket"
+        assert giving_up.expire_overdue(batch.deadline + 2 * LATE_TIMER), (
+            "its answer may be unread in the socket"
+        )
         assert not delivery.done()
         assert not giving_up.expire_overdue(batch.deadline + 2 * LATE_TIMER)
         assert delivery.exception().outcome is Outcome.UNKNOWN
@@ -217,7 +219,7 @@ IDENTITY = ProducerIdentity(4711, 0)
 
 
 class Stage:
-    """GivingUp beside a real accumulator; the parts that it only asks are stubs."""
+    """GivingUp on a real accumulator; the parts that it only queries are stubs."""
 
     def __init__(self, leaders=PARTITIONS, *, has_left=False, **settings):
         self.bench = bench = Bench(leaders, **{**ONE_RECORD, **settings})
@@ -259,7 +261,7 @@ class Stage:
         return delivery
 
     def each(self):
-        """One record each in a batch that is open, closed, numbered, in flight."""
+        """Send one record each in a batch that is open, closed, numbered, and in flight."""
         return self.bench.send(0), self.closed(1), self.numbered(2), self.in_flight(3)
 
     def expire(self, delivery):

@@ -1,4 +1,4 @@
-"""The public face: start and close, and who may call what when."""
+"""The lifecycle of a producer: start and close, and which calls are allowed when."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_producer_is_built_without_a_running_loop():
 
 
 @pytest.mark.promise("Public API", "a producer can be built anywhere, also with no running loop")
-def test_a_producer_built_outside_works_in_the_loop_that_starts_it():
+def test_a_producer_built_outside_of_a_loop_works_in_the_loop_that_starts_it():
     async def main() -> None:
         async with EmbeddedCluster(port=0, topics={"t": 1}) as cluster:
             producer = holder["producer"] = quick_producer(cluster)
@@ -95,7 +95,7 @@ async def test_start_and_stop_are_the_same_as_async_with():
 @pytest.mark.promise(
     "Public API", "a producer is started and closed by `start` and `stop`/`close`, or by `async with`"
 )
-async def test_a_second_start_is_refused_and_does_no_harm():
+async def test_a_second_start_is_rejected_and_has_no_effect():
     async with producing() as (_, producer):
         with pytest.raises(IllegalStateError):
             await producer.start()
@@ -103,7 +103,7 @@ async def test_a_second_start_is_refused_and_does_no_harm():
         assert (await producer.send_and_wait("t", b"v")).offset == 0
 
 
-async def test_of_two_starts_at_once_one_is_refused():
+async def test_if_start_is_called_twice_at_the_same_time_one_call_is_rejected():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster)
         ends = await asyncio.gather(producer.start(), producer.start(), return_exceptions=True)
@@ -115,7 +115,7 @@ async def test_of_two_starts_at_once_one_is_refused():
         await assert_nothing_left(producer, cluster)
 
 
-async def test_a_closed_producer_can_not_be_started_again():
+async def test_a_closed_producer_cannot_be_started_again():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster)
         async with producer:
@@ -130,7 +130,7 @@ async def test_a_closed_producer_can_not_be_started_again():
 
 
 async def calls(producer: Producer, builder) -> dict[str, BaseException | None]:
-    """What each public call ends with."""
+    """Make each public call; return its exception, or None, by the name of the call."""
 
     async def attempt(call):
         try:
@@ -162,7 +162,7 @@ async def test_use_before_start_is_refused():
     ends = await calls(producer, None)
 
     assert {name: type(end) for name, end in ends.items()} == dict.fromkeys(ends, ProducerNotStartedError)
-    assert producer.metrics().state == "new", "nothing has been counted, and that can be read"
+    assert producer.metrics().state == "new", "metrics can be read before the start"
 
 
 @pytest.mark.promise("Public API", "using a producer before its start or after its close is a clear error")
@@ -221,7 +221,7 @@ async def test_use_in_another_loop_is_refused():
         assert values(cluster) == [b"v"]
 
 
-async def test_close_in_another_loop_is_refused_and_does_no_harm():
+async def test_close_in_another_loop_is_rejected_and_has_no_effect():
     async with producing() as (cluster, producer):
         end = await asyncio.to_thread(asyncio.run, error_of_close(producer))
 
@@ -265,7 +265,7 @@ async def test_use_in_a_thread_without_a_loop_is_refused():
 
 
 @in_virtual_time
-async def test_start_without_a_cluster_names_each_address_and_leaves_nothing():
+async def test_start_without_a_cluster_names_each_address_and_leaves_nothing_behind():
     async with EmbeddedCluster() as cluster:
         dead = cluster.bootstrap_servers
     producer = quick_producer(dead, max_block_ms=50)
@@ -278,7 +278,7 @@ async def test_start_without_a_cluster_names_each_address_and_leaves_nothing():
 
 
 @pytest.mark.promise("Rules of Kafka's producer", "`max_block_ms` is one budget for metadata and room")
-async def test_a_producer_whose_send_never_waits_starts_all_the_same():
+async def test_a_producer_whose_send_never_waits_can_still_start():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         async with quick_producer(cluster, max_block_ms=0, request_timeout_ms=3_000_000 * MS) as producer:
             assert isinstance(await error_of(producer.send("t", b"too soon")), MetadataTimeoutError)
@@ -291,7 +291,7 @@ async def test_a_producer_whose_send_never_waits_starts_all_the_same():
 @pytest.mark.promise(
     "Rules of Kafka's producer", "a connection's states are a table, each step is bounded by the set-up time"
 )
-async def test_each_step_of_a_connection_is_bounded_by_the_setup_timeout():
+async def test_each_step_of_a_connection_is_limited_by_the_setup_timeout():
     async with EmbeddedCluster() as cluster:
         cluster.freeze_broker(0)
         producer = quick_producer(cluster, max_block_ms=60_000, socket_connection_setup_timeout_ms=50)
@@ -304,7 +304,7 @@ async def test_each_step_of_a_connection_is_bounded_by_the_setup_timeout():
         await assert_nothing_left(producer, cluster)
 
 
-async def test_a_cancelled_start_leaves_nothing_and_the_producer_closed():
+async def test_a_cancelled_start_leaves_nothing_behind_and_closes_the_producer():
     async with EmbeddedCluster() as cluster:
         cluster.freeze_broker(0)
         producer = quick_producer(cluster)
@@ -404,7 +404,7 @@ async def test_close_waits_no_longer_than_its_timeout():
 
 
 @pytest.mark.promise("Public API", "`close()` reports how many records were delivered, failed and unknown")
-async def test_close_counts_what_nobody_looked_at():
+async def test_close_counts_unretrieved_failures():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster, delivery_timeout_ms=60_000)
         await producer.start()
@@ -424,7 +424,7 @@ async def test_close_counts_what_nobody_looked_at():
     "Rules of Kafka's producer",
     "after a wait for room the last batch is tried again; close fails all waiters as NOT_PERSISTED",
 )
-async def test_close_fails_those_who_wait_for_room_as_not_persisted():
+async def test_close_fails_callers_that_wait_for_room_as_not_persisted():
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -447,7 +447,7 @@ async def test_close_fails_those_who_wait_for_room_as_not_persisted():
     "Rules of Kafka's producer",
     "after a wait for room the last batch is tried again; close fails all waiters as NOT_PERSISTED",
 )
-async def test_close_fails_those_who_wait_for_metadata_as_not_persisted():
+async def test_close_fails_callers_that_wait_for_metadata_as_not_persisted():
     async with producing(cluster={"auto_create": False}) as (cluster, producer):
         waiting = [asyncio.create_task(producer.send("unknown", b"v")) for _ in range(3)]
         waiting.append(asyncio.create_task(producer.send("t", b"v", partition=7)))
@@ -458,11 +458,11 @@ async def test_close_fails_those_who_wait_for_metadata_as_not_persisted():
 
         assert [type(end) for end in ends] == [ProducerClosed] * 4
         assert {end.outcome for end in ends} == {Outcome.NOT_PERSISTED}
-        assert len({id(end) for end in ends}) == 4, "each has an error with a traceback of its own"
+        assert len({id(end) for end in ends}) == 4, "each caller has its own error, with its own traceback"
         await within(1, closing)
 
 
-async def test_close_while_a_serializer_works_refuses_its_record():
+async def test_close_while_a_serializer_works_rejects_its_record():
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(value: bytes) -> bytes:
@@ -542,7 +542,7 @@ async def test_a_cancelled_task_leaves_async_with_quickly():
         cluster.thaw_broker(0)
 
 
-async def test_cancelling_close_gives_up_the_rest_and_the_next_close_reports():
+async def test_cancelling_close_gives_up_the_remaining_records_and_the_next_close_reports_them():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster, delivery_timeout_ms=60_000)
         await producer.start()
@@ -562,7 +562,7 @@ async def test_cancelling_close_gives_up_the_rest_and_the_next_close_reports():
         cluster.thaw_broker(0)
 
 
-async def test_a_sender_that_dies_from_a_bug_fails_everybody_at_once(caplog):
+async def test_a_sender_that_ends_because_of_a_bug_fails_all_records_immediately(caplog):
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         producer = quick_producer(cluster, linger_ms=20, delivery_timeout_ms=60_000)
         await producer.start()
@@ -652,7 +652,7 @@ async def test_close_returns_what_it_gives_up_and_does_not_log_it(caplog):
         assert "is closed before" not in caplog.text
 
 
-async def test_the_end_of_async_with_logs_nothing_if_it_gives_nothing_up(caplog):
+async def test_the_end_of_async_with_logs_nothing_if_it_gives_up_no_record(caplog):
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         async with quick_producer(cluster) as producer:
             delivery = await producer.send("t", b"v")

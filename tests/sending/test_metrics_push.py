@@ -72,14 +72,14 @@ async def pushing_to_a_frozen_broker() -> AsyncIterator[Producer]:
 
 
 async def later(condition: Callable[[], object], seconds: float) -> None:
-    """Wait until the condition holds, in steps that suit minutes."""
+    """Wait until the condition holds. The steps are long, since the tests wait for minutes of virtual time."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+        while not condition():  # noqa: ASYNC110  # the conditions set no event
             await asyncio.sleep(0.1)
 
 
 def values(push: Push) -> dict[str, dict[str, float]]:
-    """Each metric's values by their attributes."""
+    """Return each metric's values by their attributes."""
     return {
         metric.name: {
             ",".join(attribute.value.string_value for attribute in point.attributes): point.as_double
@@ -92,11 +92,11 @@ def values(push: Push) -> dict[str, dict[str, float]]:
 
 
 def short(push: Push) -> dict[str, dict[str, float]]:
-    """The same, without the prefix of all names of Java's producer."""
+    """Return the same without the prefix of all names of Java's producer."""
     return {name.removeprefix("org.apache.kafka.producer."): found for name, found in values(push).items()}
 
 
-# ------------------------------------------------------------------------------------------------ what is pushed
+# ------------------------------------------------------------------------------------------------ pushed metrics
 
 
 @pytest.mark.promise(
@@ -123,7 +123,7 @@ async def test_all_metrics_are_pushed_under_javas_names():
 
 
 @in_virtual_time
-async def test_only_metrics_with_a_wanted_prefix_are_pushed():
+async def test_only_metrics_with_a_requested_prefix_are_pushed():
     wanted = "org.apache.kafka.producer.topic."
     async with collecting(wanted, "org.apache.kafka.producer.record.send.total") as (cluster, producer):
         await producer.send_and_wait("orders", b"v")
@@ -298,7 +298,7 @@ async def test_a_changed_subscription_is_learned_from_the_answer_to_a_push():
 
 
 @in_virtual_time
-async def test_a_producer_that_came_up_before_its_cluster_asks_as_soon_as_a_broker_answers():
+async def test_a_producer_started_before_its_cluster_subscribes_as_soon_as_a_broker_answers():
     async with EmbeddedCluster(1, topics={"orders": 1}, collects_metrics=True) as cluster:
         cluster.telemetry.subscribe([""], interval_ms=60_000)
         cluster.crash_broker(0, down_for=25)
@@ -313,7 +313,7 @@ async def test_a_producer_that_came_up_before_its_cluster_asks_as_soon_as_a_brok
 
 
 @in_virtual_time
-async def test_while_nothing_is_wanted_nothing_is_pushed_and_the_question_is_repeated():
+async def test_while_no_metric_is_requested_nothing_is_pushed_and_the_subscription_is_queried_again():
     async with collecting() as (cluster, producer):
         assert isinstance(await producer.client_instance_id(), UUID)
         await asyncio.sleep(150)
@@ -334,7 +334,7 @@ async def test_while_nothing_is_wanted_nothing_is_pushed_and_the_question_is_rep
         (ErrorCode.THROTTLING_QUOTA_EXCEEDED, 60.0),
     ],
 )
-def test_a_refused_push_leads_to_a_new_question(error, again):
+def test_a_rejected_push_causes_a_new_query_of_the_subscription(error, again):
     @in_virtual_time
     async def play() -> None:
         async with collecting("") as (cluster, _):
@@ -351,7 +351,7 @@ def test_a_refused_push_leads_to_a_new_question(error, again):
 @pytest.mark.parametrize(
     "error", [ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_RECORD, ErrorCode.UNSUPPORTED_VERSION]
 )
-def test_what_a_broker_calls_invalid_is_not_repeated(api, error):
+def test_a_request_that_a_broker_calls_invalid_is_not_repeated(api, error):
     @in_virtual_time
     async def play() -> None:
         async with collecting("") as (cluster, producer):
@@ -382,11 +382,11 @@ async def test_metrics_that_are_too_large_are_not_sent():
         assert (await producer.send_and_wait("orders", b"v")).offset == 0
 
 
-# --------------------------------------------------------------------------------------------------- without it
+# ----------------------------------------------------------------------------------------------- without pushes
 
 
 @in_virtual_time
-async def test_a_cluster_that_collects_nothing_is_asked_nothing():
+async def test_a_cluster_that_collects_no_metrics_gets_no_requests():
     async with (
         EmbeddedCluster(1, topics={"orders": 1}) as cluster,
         quick_producer(cluster, **PATIENT) as producer,
@@ -398,7 +398,7 @@ async def test_a_cluster_that_collects_nothing_is_asked_nothing():
 
 
 @in_virtual_time
-async def test_it_can_be_switched_off():
+async def test_pushing_can_be_switched_off():
     async with collecting("", enable_metrics_push=False) as (cluster, producer):
         await asyncio.sleep(200)
         assert cluster.requests_of(SUBSCRIBE) == []
@@ -406,7 +406,7 @@ async def test_it_can_be_switched_off():
             await producer.client_instance_id()
 
 
-def test_a_subscription_takes_a_known_codec_and_a_sensible_interval():
+def test_a_subscription_uses_a_known_codec_and_a_sensible_interval():
     response = GetTelemetrySubscriptionsResponse(
         subscription_id=7,
         accepted_compression_types=[99, 2, 4],
@@ -456,7 +456,7 @@ async def test_a_metric_that_unregisters_itself_and_raises_only_ends_itself(capl
 
 
 @in_virtual_time
-async def test_a_metric_that_raises_a_cancellation_of_its_own_is_removed(caplog):
+async def test_a_metric_that_itself_raises_a_cancellation_is_removed(caplog):
     def read() -> float:
         raise asyncio.CancelledError
 
@@ -488,13 +488,13 @@ async def test_a_push_that_fails_unexpectedly_is_logged_and_repeated_and_leaves_
         await later(lambda: cluster.telemetry.pushes, 2 * DEFAULT_INTERVAL)
         fails = True
     lines = log_lines(caplog, logging.ERROR)
-    assert len(lines) == 2, "one in the interval, one at the end"
+    assert len(lines) == 2, "one push after the interval, one at the end"
     assert all("metrics could not be pushed" in line for line in lines)
     assert "next attempt follows in 300 s" in lines[0]
 
 
 @in_virtual_time
-async def test_a_metric_is_registered_in_vain_while_pushing_is_off():
+async def test_registering_a_metric_has_no_effect_while_pushing_is_off():
     async with collecting("", enable_metrics_push=False) as (cluster, producer):
         producer.register_metric("com.example.open", lambda: 17)
         await asyncio.sleep(200)

@@ -1,4 +1,4 @@
-"""Numbering: which partitions may send a batch now, and under which numbers."""
+"""Numbering: the partitions that may send a batch now, and the numbers of the batches."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ OLD, NEW = UUID(int=1), UUID(int=2)
 
 
 class Stage:
-    """Numbering beside a real accumulator, with the sequences of a producer that has an identity."""
+    """Numbering on a real accumulator, with the sequences of a producer that has an identity."""
 
     def __init__(
         self, *, version: int | None = None, identity: ProducerIdentity | None = None, **settings
@@ -148,13 +148,13 @@ class Stage:
         self.queue = bench.topic.queues[0]
 
     def is_topic(self, topic_id: UUID | None) -> None:
-        """Let the metadata have the topic under this id, or not at all."""
+        """Set the topic's id in the metadata; None removes the topic."""
         self.metadata.cluster.topics.clear()
         if topic_id is not None:
             self.metadata.cluster.topics["orders"] = SimpleNamespace(topic_id=topic_id)
 
     def send(self, partition: int = 0) -> Delivery:
-        """A record whose batch is closed."""
+        """Send a record, and close its batch."""
         delivery = self.bench.send(partition)
         self.bench.accumulator.complete_first(delivery.batch.queue)
         return delivery
@@ -182,7 +182,7 @@ class Stage:
         self.bench.accumulator.requeue(batch, 0.0)
 
 
-async def test_batches_get_the_numbers_that_follow():
+async def test_batches_get_consecutive_numbers():
     stage = Stage()
     first = stage.put_in_flight(stage.send())
     stage.acknowledge(first)
@@ -299,7 +299,7 @@ async def test_without_idempotence_only_the_setting_limits_what_is_in_flight(mos
     assert not stage.numbering.prepare(stage.queue)
 
 
-async def test_a_gap_begins_a_new_epoch_from_zero():
+async def test_a_gap_begins_a_new_epoch_with_sequence_0():
     stage = Stage()
     stage.acknowledge(stage.put_in_flight(stage.send()))
     stage.queue.sequence.has_gap = True
@@ -310,7 +310,7 @@ async def test_a_gap_begins_a_new_epoch_from_zero():
     assert batch.first_sequence == 0
 
 
-async def test_a_new_epoch_renumbers_what_is_not_in_the_log_and_fails_what_may_be():
+async def test_a_new_epoch_renumbers_batches_not_in_the_log_and_fails_those_that_may_be():
     stage = Stage()
     stage.acknowledge(stage.put_in_flight(stage.send()))
     doubtful, refused = [stage.put_in_flight(stage.send()) for _ in range(2)]
@@ -332,7 +332,7 @@ async def test_a_new_epoch_renumbers_what_is_not_in_the_log_and_fails_what_may_b
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "a re-created topic swallows nothing")
-async def test_a_re_created_topic_gets_a_new_epoch_and_what_cannot_be_in_its_log():
+async def test_a_re_created_topic_gets_a_new_epoch_and_the_batches_that_cannot_be_in_its_log():
     stage = Stage()
     stage.acknowledge(stage.put_in_flight(stage.send()))
     batches = [stage.put_in_flight(stage.send()) for _ in range(2)]
@@ -362,7 +362,7 @@ async def test_an_expired_batch_of_a_re_created_topic_is_found_in_partitions_tha
     assert delivery.exception().outcome is Outcome.UNKNOWN
 
 
-async def test_a_transaction_cannot_go_on_in_a_topic_that_was_re_created():
+async def test_a_transaction_cannot_continue_in_a_topic_that_was_re_created():
     stage = Stage(version=1)
     stage.transaction.add_joined([TopicPartition("orders", 0)])
     stage.acknowledge(stage.put_in_flight(stage.send()))
@@ -382,7 +382,7 @@ async def test_a_transaction_cannot_go_on_in_a_topic_that_was_re_created():
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_a_partition_joins_its_transaction_before_it_is_written_to(version):
+async def test_a_partition_joins_its_transaction_before_a_record_is_written_to_it(version):
     stage = Stage(version=version)
     place = TopicPartition("orders", 0)
     stage.send()
@@ -434,7 +434,7 @@ async def test_without_a_producer_id_batches_keep_the_numbers_that_they_have():
     assert numbered.first_sequence == 2
 
 
-async def test_a_topic_id_that_becomes_known_is_the_id_of_the_same_topic():
+async def test_a_topic_whose_id_becomes_known_is_still_the_same_topic():
     stage = Stage()
     stage.is_topic(NO_TOPIC_ID)
     stage.acknowledge(stage.put_in_flight(stage.send()))
@@ -445,7 +445,7 @@ async def test_a_topic_id_that_becomes_known_is_the_id_of_the_same_topic():
     assert stage.numbering.prepare(stage.queue)
 
 
-async def test_equal_topic_ids_are_the_same_in_every_snapshot():
+async def test_equal_topic_ids_mean_the_same_topic_in_every_snapshot():
     stage = Stage()
     stage.acknowledge(stage.put_in_flight(stage.send()))
     stage.put_in_flight(stage.send())
@@ -490,7 +490,7 @@ async def test_batches_that_fail_with_the_one_before_them_are_left_alone_when_th
     assert [delivery.exception().outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 2
 
 
-async def test_a_partition_that_was_exported_is_not_written_to_beside_a_batch_in_flight():
+async def test_an_exported_partition_is_not_written_to_while_a_batch_is_in_flight():
     stage = Stage(version=2)
     stage.acknowledge(stage.put_in_flight(stage.send()))
     stage.put_in_flight(stage.send())

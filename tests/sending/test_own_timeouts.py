@@ -1,4 +1,5 @@
-"""OwnTimeouts: timers of calls with a timeout of their own; tests/end_to_end/test_call_timeout.py has what they do."""
+"""OwnTimeouts: timers of calls that have their own timeout;
+tests/end_to_end/test_call_timeout.py tests their effect."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.support.producing import producing, within
 
 
 class Timers:
-    """The loop, with a note of the timers that it was asked for."""
+    """The loop, which also keeps the timers that were set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -596,7 +596,7 @@ async def test_records_missing_on_the_new_leader_are_sent_again_once():
 
 
 @in_virtual_time
-async def test_a_replication_time_out_is_retried_without_a_second_copy():
+async def test_a_replication_timeout_is_retried_without_a_second_copy():
     settings = {"request_timeout_ms": 60_000 * MS}
     async with producing(brokers=2, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")

@@ -1,4 +1,4 @@
-"""One answer, or the lack of one, for batches of a real accumulator: no broker, no sender."""
+"""Single answers, or their absence, for batches of a real accumulator: no broker, no sender."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ PartitionAnswer = ProduceResponse.PartitionProduceResponse
 NamedRecord = ProduceResponse.BatchIndexAndErrorMessage
 TOPIC_ID = 1
 MIDDLE = SimpleNamespace(uniform=lambda low, high: (low + high) / 2)
-"""Instead of a random number: the middle of its range, so that each pause is known."""
+"""A replacement for the random numbers: the middle of the range, so that each pause is known."""
 ONE_BATCH_PER_RECORD = {"linger_ms": 0, "batch_size": 1}
 
 
 class Stage:
-    """ProduceResults on a real accumulator with two partitions; brokers and metadata are written down."""
+    """ProduceResults on a real accumulator with two partitions; calls to brokers and metadata are recorded."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Stage:
         return batch, deliveries[0]
 
     def send_again(self, batch: ProducerBatch, broker: int = 0) -> None:
-        """Send a batch that is in its queue, although its back-off has not passed."""
+        """Send a queued batch, although its back-off has not passed."""
         batch.queue.batches.remove(batch)
         batch.queue.retry_at = 0.0
         batch.mark_sent(broker)
 
     def waiting(self, partition: int = 0) -> tuple[ProducerBatch, Delivery]:
-        """Close a batch that waits to be sent."""
+        """Send a record, and close its batch, which then waits to be sent."""
         delivery = self.bench.send(partition)
         batch = delivery.batch
         self.accumulator.complete_first(batch.queue)
@@ -139,13 +139,13 @@ class Stage:
         self.results.apply_failure(batch, error, self.now, topic_id)
 
     def retry_at(self, batch: ProducerBatch) -> float:
-        """Seconds from now until a batch that is in its queue again may be sent."""
+        """Return the seconds from now until a queued batch may be sent."""
         assert batch in batch.queue.batches
         assert batch.state is BatchState.CLOSED
         return batch.queue.retry_at - self.now
 
     def is_over(self, batch: ProducerBatch) -> bool:
-        """Whether a batch has ended and its memory is free."""
+        """Return whether a batch has ended and its memory is free."""
         return batch.state is BatchState.DONE and batch not in self.accumulator.incomplete
 
     def named(self, *names: str) -> list[tuple]:
@@ -183,7 +183,7 @@ async def test_counts_of_several_successes_add_up():
     assert (stage.metrics.records_acked, stage.metrics.topics["orders"].records_acked) == (2, 2)
 
 
-async def test_the_same_success_in_full_has_the_same_result():
+async def test_a_fully_decoded_success_has_the_same_result():
     stage = Stage()
     batch, delivery = stage.sent()
     stage.answer(batch, base_offset=5, log_append_time_ms=77, log_start_offset=1)
@@ -254,7 +254,7 @@ async def test_the_end_of_a_disturbance_is_logged(caplog):
 
 
 @pytest.mark.parametrize("way", ["short", "full"])
-async def test_a_repetition_of_a_participant_is_no_success(way):
+async def test_a_repetition_of_a_participant_is_not_a_success(way):
     stage = Stage(version=2, is_participant=True)
     batch, delivery = stage.sent()
 
@@ -270,7 +270,7 @@ async def test_a_repetition_of_a_participant_is_no_success(way):
 
 
 @pytest.mark.parametrize("way", ["short", "full"])
-async def test_a_participant_that_the_log_did_not_know_succeeds(way):
+async def test_a_participant_unknown_to_the_log_succeeds(way):
     stage = Stage(version=2, is_participant=True, **ONE_BATCH_PER_RECORD)
     first, delivery = stage.sent()
     if way == "short":
@@ -281,10 +281,10 @@ async def test_a_participant_that_the_log_did_not_know_succeeds(way):
 
     later, delivery = stage.sent()
     stage.answer(later, base_offset=6, log_append_time_ms=0)
-    assert delivery.result().offset == 6, "only its first batch can be a repetition"
+    assert delivery.result().offset == 6, "only the first batch of a participant can be a repetition"
 
 
-async def test_a_time_of_zero_is_a_time_too():
+async def test_a_timestamp_of_zero_is_valid():
     stage = Stage(version=2, is_participant=True)
     batch, delivery = stage.sent()
     stage.answer(batch, base_offset=5, log_append_time_ms=0)
@@ -299,7 +299,7 @@ async def test_an_acknowledgement_of_another_epoch_does_not_make_a_repetition_a_
     assert delivery.exception().outcome is Outcome.UNKNOWN
 
 
-# ------------------------------------------------------------------------------------- a response that is invalid
+# ---------------------------------------------------------------------------------------------- invalid responses
 
 
 async def test_topics_are_found_by_their_ids():
@@ -316,7 +316,7 @@ async def test_topics_are_found_by_their_ids():
     assert stage.calls == []
 
 
-async def test_an_answer_for_a_foreign_partition_ends_the_connection_and_the_others_count():
+async def test_an_answer_for_a_foreign_partition_ends_the_connection_and_the_other_answers_count():
     stage = Stage()
     batch, delivery = stage.sent()
     answers = [PartitionAnswer(index=7, base_offset=1), PartitionAnswer(index=0, base_offset=5)]
@@ -355,7 +355,7 @@ async def test_partitions_that_are_missing_from_an_answer_are_in_doubt_and_sent_
     assert stage.metrics.records_acked == 2 - missing
 
 
-# --------------------------------------------------------------------------------------- errors that are retried
+# ---------------------------------------------------------------------------------------------- retriable errors
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ async def test_bytes_that_were_damaged_in_memory_are_not_sent_again():
     ("code", "message"),
     [(Code.CONCURRENT_TRANSACTIONS, None), (Code.NOT_ENOUGH_REPLICAS, f"{NOT_VERIFIED} orders-0")],
 )
-async def test_what_takes_a_broker_milliseconds_is_retried_after_a_short_random_pause(
+async def test_an_error_that_passes_within_milliseconds_is_retried_after_a_short_random_pause(
     code, message, attempts
 ):
     stage = Stage(version=2)
@@ -504,17 +504,17 @@ async def test_what_takes_a_broker_milliseconds_is_retried_after_a_short_random_
 
 
 @pytest.mark.parametrize("message", [None, "", "too few", f"no: {NOT_VERIFIED}"])
-async def test_too_few_replicas_are_no_verification_that_takes_milliseconds(message):
+async def test_too_few_replicas_are_not_mistaken_for_a_failed_verification(message):
     stage = Stage(version=2)
     batch, _ = stage.sent()
     stage.answer(batch, error_code=Code.NOT_ENOUGH_REPLICAS, error_message=message)
     assert stage.retry_at(batch) == pytest.approx(0.1)
 
 
-# ------------------------------------------------------------------------------------- what a broker has forgotten
+# ------------------------------------------------------------------------------------ state that a broker has lost
 
 
-async def test_a_batch_behind_another_waits_for_it_when_the_broker_misses_one():
+async def test_a_batch_behind_another_waits_for_it_if_the_broker_misses_a_sequence():
     stage = Stage(**ONE_BATCH_PER_RECORD)
     first, _ = stage.sent()
     second, delivery = stage.sent()
@@ -529,7 +529,7 @@ async def test_a_batch_behind_another_waits_for_it_when_the_broker_misses_one():
 
 
 @pytest.mark.parametrize("case", ["behind", "without numbers", "in its queue again"])
-async def test_which_other_batches_a_rejected_one_waits_for(case):
+async def test_a_rejected_batch_waits_only_for_numbered_batches_before_it(case):
     stage = Stage(**ONE_BATCH_PER_RECORD)
     if case == "behind":
         batch, _ = stage.sent()
@@ -546,7 +546,7 @@ async def test_which_other_batches_a_rejected_one_waits_for(case):
     stage.answer(batch, error_code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     assert batch.is_numbered is (case == "in its queue again"), (
-        "otherwise it is the first, and gets new numbers"
+        "in the other cases it is the first batch, and gets new numbers"
     )
 
 
@@ -581,7 +581,7 @@ async def test_without_idempotence_lost_state_of_a_producer_is_final():
     assert delivery.exception().outcome is Outcome.NOT_PERSISTED
 
 
-async def test_a_later_epoch_that_is_not_ours_takes_a_new_producer_id(caplog):
+async def test_a_later_epoch_that_is_not_ours_requires_a_new_producer_id(caplog):
     stage = Stage()
     batch, _ = stage.sent()
     stage.answer(batch, error_code=Code.INVALID_PRODUCER_EPOCH)
@@ -592,7 +592,7 @@ async def test_a_later_epoch_that_is_not_ours_takes_a_new_producer_id(caplog):
     assert "another producer uses the same producer id, and this one requests a new one" in caplog.text
 
 
-async def test_a_later_epoch_that_is_ours_only_numbers_again():
+async def test_a_later_epoch_that_is_ours_only_requires_new_numbers():
     stage = Stage()
     batch, _ = stage.sent()
     newer = ProducerIdentity(4711, 4)
@@ -616,7 +616,7 @@ async def test_a_broker_that_forgot_an_acknowledged_batch_may_have_lost_data(cap
     assert "may have been lost (orders-0 up to offset 0)" in caplog.text
 
 
-async def test_a_batch_that_only_waits_for_the_one_before_it_is_no_loss_of_data():
+async def test_a_batch_that_only_waits_for_the_one_before_it_is_not_a_loss_of_data():
     stage = Stage(**ONE_BATCH_PER_RECORD)
     acknowledged, _ = stage.sent()
     stage.answer(acknowledged, base_offset=0)
@@ -633,7 +633,7 @@ async def test_a_batch_that_only_waits_for_the_one_before_it_is_no_loss_of_data(
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
-async def test_a_batch_that_is_too_large_goes_on_in_two_halves(is_idempotent, caplog):
+async def test_a_batch_that_is_too_large_is_sent_in_two_halves(is_idempotent, caplog):
     stage = Stage(is_idempotent=is_idempotent, enable_idempotence=is_idempotent)
     batch, _ = stage.sent(records=5)
 
@@ -665,7 +665,7 @@ async def test_the_halves_of_a_batch_have_its_deliveries_in_order():
 
 
 @pytest.mark.parametrize("case", ["one record", "in doubt"])
-async def test_what_cannot_be_split_fails(case):
+async def test_a_batch_that_cannot_be_split_fails(case):
     stage = Stage()
     batch, delivery = stage.sent(records=1 if case == "one record" else 2)
     if case == "in doubt":
@@ -719,7 +719,7 @@ async def test_records_that_the_broker_names_fail_alone_and_the_others_are_sent_
 
 
 @pytest.mark.parametrize("named", [[], [0, 1]], ids=["none", "all"])
-async def test_a_batch_whose_records_are_not_told_apart_fails_as_a_whole(named):
+async def test_a_batch_fails_as_a_whole_if_none_or_all_of_its_records_are_named(named):
     stage = Stage()
     batch, delivery = stage.sent(records=2)
     records = [NamedRecord(batch_index=index, batch_index_error_message="no key") for index in named]
@@ -747,7 +747,7 @@ async def test_a_record_that_is_named_twice_has_the_first_reason():
     assert "INVALID_RECORD: one" in str(delivery.exception())
 
 
-# --------------------------------------------------------------------------------------- errors that are final
+# ------------------------------------------------------------------------------------------------ final errors
 
 
 async def test_a_final_error_fails_all_records_of_the_batch():
@@ -778,7 +778,7 @@ async def test_a_final_error_fails_all_records_of_the_batch():
     assert event.seconds == pytest.approx(0, abs=0.5)
 
 
-async def test_an_error_that_nobody_knows_leaves_its_records_in_doubt():
+async def test_an_unknown_error_leaves_its_records_in_doubt():
     stage = Stage()
     batch, delivery = stage.sent(records=2)
     stage.answer(batch, error_code=9999)
@@ -816,7 +816,7 @@ async def test_an_error_that_comes_after_the_end_of_a_batch_is_only_counted(code
         (2, Code.INVALID_PRODUCER_ID_MAPPING, TransactionState.REINIT_REQUIRED, TransactionReinitError),
     ],
 )
-async def test_a_final_error_says_how_its_transaction_goes_on(version, code, state, kind):
+async def test_a_final_error_says_how_its_transaction_can_continue(version, code, state, kind):
     stage = Stage(version=version)
     batch, delivery = stage.sent()
 
@@ -832,7 +832,7 @@ async def test_a_final_error_says_how_its_transaction_goes_on(version, code, sta
     assert stage.transaction.epoch_is_spent
 
 
-async def test_a_failed_batch_of_an_earlier_epoch_leaves_the_transaction_alone():
+async def test_a_failed_batch_of_an_earlier_epoch_does_not_affect_the_transaction():
     stage = Stage(version=2)
     batch, _ = stage.sent()
     stage.idempotence.use(ProducerIdentity(4711, 4, is_transactional=True))
@@ -948,7 +948,7 @@ async def test_an_error_that_expires_a_batch_is_named_without_another_reason():
 
 
 @pytest.mark.parametrize("case", ["in doubt", "in the log of a former topic", "in flight"])
-async def test_endless_retries_keep_what_may_be_in_a_log(case):
+async def test_endless_retries_keep_batches_that_may_be_in_a_log(case):
     stage = Stage(enable_endless_retries=True)
     batch, delivery = stage.sent() if case == "in flight" else stage.waiting()
     if case != "in flight":
@@ -961,7 +961,7 @@ async def test_endless_retries_keep_what_may_be_in_a_log(case):
     assert batch.moments == (Moment.EXPIRED,)
 
 
-async def test_endless_retries_expire_what_cannot_be_in_a_log():
+async def test_endless_retries_expire_batches_that_cannot_be_in_a_log():
     stage = Stage(enable_endless_retries=True)
     batch, delivery = stage.waiting()
     assert stage.results.end_at(batch, Moment.EXPIRED, in_flight=False)
@@ -1022,7 +1022,7 @@ async def test_a_batch_that_expired_in_flight_and_was_not_written_ends():
 # ------------------------------------------------------------------------------------------------ gapless order
 
 
-async def test_in_gapless_order_a_failure_takes_those_behind_it_along():
+async def test_in_gapless_order_a_failure_also_fails_the_batches_behind_it():
     stage = Stage(enable_gapless_order=True, **ONE_BATCH_PER_RECORD)
     first, early = stage.sent()
     failed, failure = stage.sent()
@@ -1043,14 +1043,14 @@ async def test_in_gapless_order_a_failure_takes_those_behind_it_along():
     assert str(Moment.BEHIND.value) in str(late.exception())
     assert not early.done(), "it is before the failed one"
     assert not elsewhere.done()
-    assert not flying.done(), "its answer decides"
+    assert not flying.done(), "its answer decides about it"
     assert in_flight.moments == (Moment.BEHIND,)
     stage.answer(in_flight, error_code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert flying.exception().outcome is Outcome.NOT_PERSISTED
     assert Moment.BEHIND.value in str(flying.exception())
 
 
-async def test_each_failure_takes_those_behind_it_along():
+async def test_each_kind_of_failure_also_fails_the_batches_behind_it():
     stage = Stage(enable_gapless_order=True, **ONE_BATCH_PER_RECORD)
     for _ in range(2):
         failed, _ = stage.sent()
@@ -1059,7 +1059,7 @@ async def test_each_failure_takes_those_behind_it_along():
         assert late.exception().outcome is Outcome.NOT_PERSISTED
 
 
-async def test_without_gapless_order_a_failure_is_alone():
+async def test_without_gapless_order_a_failure_affects_no_other_batch():
     stage = Stage(**ONE_BATCH_PER_RECORD)
     failed, _ = stage.sent()
     _, late = stage.waiting()

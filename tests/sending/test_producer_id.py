@@ -1,4 +1,4 @@
-"""The task that gets a producer id: its requests, its retries, and how it reports an error."""
+"""The task that gets a producer id: its requests, its retries, and the errors that it reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIVEN = InitProducerIdResponse(producer_id=4711, producer_epoch=3)
 
 
 class Brokers:
-    """Answers in the order of the script, and never once the script has ended."""
+    """A broker that answers in the order of the script, and not at all once the script has ended."""
 
     def __init__(self, *script):
         self.script = list(script)
@@ -63,7 +63,7 @@ class Stage:
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The recorded arguments of each back-off, which does not wait."""
+    """Record the arguments of each back-off, without waiting."""
     asked = []
 
     def backoff(base, maximum, failures, random):

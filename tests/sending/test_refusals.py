@@ -1,4 +1,4 @@
-"""Texts of failed deliveries: they say what is known of the records, and quote a broker safely."""
+"""The texts of failed deliveries: they say what is known about the records, and quote brokers safely."""
 
 from __future__ import annotations
 

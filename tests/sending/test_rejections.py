@@ -1,4 +1,4 @@
-"""Records that are not accepted are counted by the class of their error, and the hooks hear of them."""
+"""Records that are not accepted: they are counted by the class of their error, and reported to the hooks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_cancellation_is_not_an_error(rejections, metrics, hears):
     assert (metrics.rejected, hears.events) == ({}, [])
 
 
-def test_rows_are_counted_each_and_told_by_class(rejections, metrics, hears):
+def test_each_row_is_counted_and_reported_by_class(rejections, metrics, hears):
     first, large = InvalidRecordError("1"), RecordTooLargeError("2", size=2, limit=1)
     rejections.note_rows("t", [first, large, InvalidRecordError("3")])
 

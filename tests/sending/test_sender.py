@@ -348,7 +348,7 @@ async def test_drain_takes_one_batch_of_a_partition_and_says_that_another_is_due
     "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
     "partition stops no other; a first batch that is too large goes alone",
 )
-async def test_what_does_not_fit_into_a_request_is_first_in_the_next():
+async def test_batches_that_do_not_fit_into_a_request_are_first_in_the_next():
     settings = {"max_request_size": 3000, "batch_size": 2000}
     async with producing(topics={"t": 6}, **settings) as (cluster, producer):
         await producer.partitions_for("t")
@@ -472,7 +472,7 @@ async def test_requests_are_packed_by_the_compressed_size(codec):
         assert await offsets(deliveries) == [0] * 10 + [1] * 10
         assert [len(value) for value in values(cluster) if value] == [25_000] * 20
         packed = partitions_of(cluster.requests_of(PRODUCE)[2])
-        assert packed == list(range(10)), "uncompressed, each would need a request of its own"
+        assert packed == list(range(10)), "uncompressed, each would need its own request"
 
 
 @pytest.mark.parametrize("size", [100, 50_000])

@@ -27,7 +27,7 @@ NEWEST = {ApiKey.PRODUCE: VersionRange(3, 13)}
 
 
 class Line:
-    """A connection that keeps its requests."""
+    """A connection that only keeps its requests."""
 
     def __init__(self, calls: list, node_id: int = 0, room: int = 5) -> None:
         self.node = SimpleNamespace(node_id=node_id)
@@ -55,7 +55,8 @@ class Line:
 
 
 class Stage:
-    """The sender on a real accumulator, with a topic whose partitions have these leaders; all else is written down."""
+    """The sender on a real accumulator, with a topic whose partitions have these leaders; all
+    other calls are recorded."""
 
     def __init__(
         self, leaders=(0,), *, transactional_id: str | None = None, topic_id: int = 1, **settings
@@ -118,11 +119,11 @@ class Stage:
         return note
 
     def named(self, *names: str) -> list[tuple]:
-        """The calls of these names."""
+        """Return the calls of these names."""
         return [call for call in self.calls if call[0] in names]
 
     def run(self, now: float | None = None) -> float | None:
-        """One pass."""
+        """Run one pass."""
         self.bench.wake.clear()
         return self.sender._pass(self.bench.loop.time() if now is None else now)
 
@@ -130,7 +131,7 @@ class Stage:
         self.transaction.state = state
 
     def sent(self, node: int = 0) -> list[list[tuple[str, int, int]]]:
-        """For each request to the node: its topics, with their ids and numbers of batches."""
+        """Return, for each request to the node, its topics with their ids and numbers of batches."""
         return [
             [(name, topic_id, len(batches)) for name, topic_id, batches in entry.request._topics]
             for entry in self.lines[node].requests
@@ -171,7 +172,7 @@ async def test_without_a_producer_id_the_waiting_records_are_refused_once():
         ("tx", TransactionState.ABORTING, True),
     ],
 )
-async def test_records_of_a_transaction_that_refuses_them_fail(transactional_id, state, fail):
+async def test_records_of_a_transaction_that_rejects_them_fail(transactional_id, state, fail):
     stage = Stage(transactional_id=transactional_id)
     stage.in_transaction(state)
     cause = stage.transaction.error = KafkaError("why")
@@ -179,13 +180,13 @@ async def test_records_of_a_transaction_that_refuses_them_fail(transactional_id,
     assert stage.named("abort_unsent") == ([("abort_unsent", cause)] if fail else [])
 
 
-async def test_late_batches_get_another_pass_shortly_and_nothing_else_is_later():
+async def test_for_late_batches_the_next_pass_follows_shortly():
     stage = Stage()
     stage.late = True
     assert stage.run(100.0) == 100.0 + module.UNREAD_ANSWER_GRACE
 
 
-async def test_the_next_pass_is_at_the_earliest_time_that_any_part_named():
+async def test_the_next_pass_is_at_the_earliest_time_that_any_part_requested():
     stage = Stage(linger_ms=60_000, batch_size=1000, transactional_id="tx")
     stage.in_transaction()
     now = stage.bench.loop.time()
@@ -196,18 +197,18 @@ async def test_the_next_pass_is_at_the_earliest_time_that_any_part_named():
     assert stage.run(now) == pytest.approx(now + 60, abs=1)
 
 
-async def test_the_watch_of_a_transaction_without_records_decides_when_the_next_pass_is():
+async def test_without_records_the_watch_of_a_transaction_determines_the_next_pass():
     stage = Stage(transactional_id="tx")
     stage.in_transaction()
     stage.watch = 107.0
     assert stage.run(100.0) == 107.0
 
 
-async def test_without_records_and_times_there_is_no_next_pass():
+async def test_without_records_and_deadlines_there_is_no_next_pass():
     assert Stage().run() is None
 
 
-async def test_a_broker_that_cannot_be_asked_yet_is_tried_again_at_its_time():
+async def test_a_broker_that_is_not_ready_is_tried_again_at_its_time():
     stage = Stage()
     now = stage.bench.loop.time()
     stage.lines.clear()
@@ -217,7 +218,7 @@ async def test_a_broker_that_cannot_be_asked_yet_is_tried_again_at_its_time():
     assert stage.calls == []
 
 
-async def test_partitions_without_a_leader_ask_for_metadata_and_keep_their_topics():
+async def test_partitions_without_a_leader_request_metadata_and_keep_their_topics():
     stage = Stage((-1, -1))
     stage.bench.send(0)
     stage.bench.send(1)
@@ -227,7 +228,7 @@ async def test_partitions_without_a_leader_ask_for_metadata_and_keep_their_topic
 
 @pytest.mark.parametrize("was_asked", [False, True])
 @pytest.mark.parametrize("has_records", [False, True])
-async def test_a_producer_id_is_asked_for_at_the_start_and_before_records_need_it(was_asked, has_records):
+async def test_a_producer_id_is_requested_at_the_start_and_when_records_need_it(was_asked, has_records):
     stage = Stage()
     stage.idempotence = stage.sender._idempotence = Idempotence(True)
     stage.ids.was_asked = was_asked
@@ -238,14 +239,14 @@ async def test_a_producer_id_is_asked_for_at_the_start_and_before_records_need_i
     assert stage.sent() == [], "nothing is sent without an id"
 
 
-async def test_a_producer_that_needs_no_id_asks_for_none():
+async def test_a_producer_that_needs_no_id_requests_none():
     stage = Stage()
     stage.ids.was_asked = False
     stage.run()
     assert stage.named("ask") == []
 
 
-async def test_a_transaction_gets_its_id_from_the_coordinator_only():
+async def test_a_transaction_gets_its_id_only_from_the_coordinator():
     stage = Stage(transactional_id="tx")
     stage.idempotence = stage.sender._idempotence = Idempotence(True)
     stage.ids.was_asked = False
@@ -264,7 +265,7 @@ async def test_partitions_that_have_to_join_are_added():
     assert stage.named("add_partitions") == [("add_partitions",)]
 
 
-async def test_a_wish_for_new_metadata_is_passed_on_once():
+async def test_a_request_for_new_metadata_is_passed_on_once():
     stage = Stage()
     stage.brokers.update_wanted = True
     stage.run()
@@ -288,7 +289,7 @@ async def test_the_watch_of_the_loop_runs_while_records_wait():
 # --------------------------------------------------------------------------------------------- a node in a pass
 
 
-async def test_requests_of_a_node_leave_together():
+async def test_requests_to_a_node_are_sent_together():
     stage = Stage((0, 0))
     for partition in (0, 1, 0):
         stage.bench.send(partition)
@@ -297,7 +298,7 @@ async def test_requests_of_a_node_leave_together():
     assert [call for call in stage.calls if "cork" in call[0]] == [("cork", 0), ("uncork", 0)]
 
 
-async def test_a_full_connection_is_tried_again_when_its_broker_says():
+async def test_a_full_connection_is_tried_again_at_the_time_of_its_broker():
     stage = Stage()
     now = stage.bench.loop.time()
     stage.lines[0].room = 1
@@ -309,7 +310,7 @@ async def test_a_full_connection_is_tried_again_when_its_broker_says():
     assert stage.calls[-1] == ("uncork", 0)
 
 
-async def test_a_pass_sends_so_many_batches_and_the_next_one_goes_on(monkeypatch):
+async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_one_continues(monkeypatch):
     monkeypatch.setattr(module, "MOST_IN_PASS", 2)
     stage = Stage((0, 0, 0))
     for partition in range(3):
@@ -343,7 +344,7 @@ async def test_a_request_is_filled_to_its_last_byte_and_no_further(missing, requ
     assert len(stage.sent()) == requests
 
 
-async def test_a_node_for_which_nothing_is_left_begins_the_next_pass(monkeypatch):
+async def test_a_node_that_was_not_reached_begins_the_next_pass(monkeypatch):
     monkeypatch.setattr(module, "MOST_IN_PASS", 1)
     stage = Stage((0, 1))
     stage.bench.send(0)
@@ -365,7 +366,7 @@ async def test_a_transaction_sends_everything_in_one_pass(monkeypatch):
     assert stage.sent() == [[("orders", 1, 2)]]
 
 
-async def test_the_first_request_of_a_participant_to_a_node_has_all_that_is_buffered_for_it(monkeypatch):
+async def test_the_first_request_of_a_participant_to_a_node_has_all_its_buffered_batches(monkeypatch):
     stage = Stage((0, 0), transactional_id="tx", linger_ms=60_000, batch_size=1000)
     stage.transaction.role = Participant([], tells_repetitions=False)
     stage.in_transaction(TransactionState.PARTICIPANT)
@@ -388,7 +389,7 @@ async def test_the_first_request_of_a_participant_to_a_node_has_all_that_is_buff
 
 
 @pytest.mark.parametrize("is_up", [False, True])
-async def test_whether_a_broker_takes_its_records_is_noted_for_the_choice_of_partitions(is_up):
+async def test_whether_a_broker_accepts_records_is_noted_for_the_choice_of_partitions(is_up):
     stage = Stage(partitioner_availability_timeout_ms=1000)
     if not is_up:
         stage.lines.clear()
@@ -452,7 +453,7 @@ async def test_a_topic_without_an_id_is_addressed_by_name(is_known):
 
 
 @pytest.mark.parametrize(("is_v2", "ceiling"), [(False, 11), (True, None)])
-async def test_the_version_of_a_transaction_decides_how_far_the_request_goes(is_v2, ceiling):
+async def test_the_version_of_a_transaction_limits_the_version_of_the_request(is_v2, ceiling):
     stage = Stage(transactional_id="tx")
     stage.in_transaction()
     stage.transaction.is_v2 = is_v2
@@ -489,7 +490,7 @@ async def test_batches_are_counted_at_their_first_attempt_and_as_retries_later()
     assert (metrics.records_retried, topic.records_retried) == (1, 1)
 
 
-async def test_a_request_that_the_broker_does_not_know_fails_in_the_next_turn():
+async def test_a_request_without_a_common_version_fails_in_the_next_turn():
     stage = Stage()
     error = stage.lines[0].refuses = UnsupportedVersionError("too old")
     stage.bench.send()
@@ -504,7 +505,7 @@ async def test_a_request_that_the_broker_does_not_know_fails_in_the_next_turn():
 
 
 def sent_batches(stage: Stage):
-    """Send a record, and return how its request ends, with its batches."""
+    """Send a record, and return the callback of its request, with its batches."""
     stage.bench.send()
     stage.run()
     answered = stage.lines[0].requests[-1].answered
@@ -530,7 +531,7 @@ async def test_without_acks_a_written_batch_is_complete():
     assert [call[:2] for call in stage.calls] == [("complete", batch)]
 
 
-async def test_plain_success_takes_the_short_way():
+async def test_plain_success_takes_the_short_path():
     stage = Stage()
     answered, batches = sent_batches(stage)
     response = Appended([(0, 5, -1, 0)], 0)
@@ -558,7 +559,7 @@ async def test_any_other_response_is_applied_with_the_names_of_its_topics():
         ("no id", NAMED),
     ],
 )
-async def test_how_a_request_addressed_its_topics(case, addressed):
+async def test_the_way_in_which_a_request_addressed_its_topics_is_recognized(case, addressed):
     stage = Stage(
         transactional_id="tx" if case == "a transaction" else None, topic_id=0 if case == "no id" else 1
     )
@@ -576,7 +577,7 @@ async def test_how_a_request_addressed_its_topics(case, addressed):
     "case",
     ["only a place is free", "the connection has room", "not plain", "a leader moved", "a transaction"],
 )
-async def test_an_answer_that_frees_only_a_place_leaves_the_sender_asleep(case):
+async def test_an_answer_that_only_frees_a_slot_does_not_wake_the_sender(case):
     stage = Stage(transactional_id="tx" if case == "a transaction" else None)
     if case == "a transaction":
         stage.in_transaction()
@@ -600,7 +601,7 @@ async def test_records_that_waited_for_the_answer_are_due_in_the_next_pass():
     assert len(stage.sent()) == 2
 
 
-async def test_what_is_left_at_the_end_is_given_up():
+async def test_remaining_batches_are_given_up_at_the_end():
     stage = Stage()
     stage.sender.abort("closed")
     assert stage.calls == [("abort_all", "closed", ("is_wanted", False))]
@@ -627,7 +628,7 @@ async def test_the_end_of_the_task_stops_its_timers():
     assert stage.sender._loop_watch._timer is None
 
 
-async def test_a_task_that_is_thrown_away_with_its_loop_waits_for_nothing():
+async def test_a_task_that_is_discarded_with_its_loop_waits_for_nothing():
     stage = Stage()
     stage.ids.close = None  # calling it would be an error
     stage.bench.wake.sleep = lambda until: asyncio.sleep(3600)

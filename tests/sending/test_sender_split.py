@@ -49,7 +49,7 @@ async def test_a_batch_that_is_too_large_is_sent_in_parts(compression):
 
         found = await offsets([await producer.send(topic, value) for value in values])
 
-        assert found == list(range(40)), "each delivery has the offset of its own record"
+        assert found == list(range(40)), "each delivery has the offset of its record"
         assert [record.value for record in cluster.records(topic)] == values
         headers = batch_headers(cluster, topic)
         assert len(headers) > 2

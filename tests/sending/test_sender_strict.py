@@ -1,4 +1,4 @@
-"""enable_gapless_order and enable_endless_retries: both off by default, and what they promise."""
+"""enable_gapless_order and enable_endless_retries: off by default, and their effects."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_in_gapless_order_a_batch_behind_a_failed_one_that_is_in_the_log_i
         assert numbers(cluster) == [0, 1, 2, 3]
 
 
-async def test_in_gapless_order_the_innocent_are_not_sent_without_the_culprit():
+async def test_in_gapless_order_valid_records_are_not_sent_without_the_rejected_one():
     def name_a_record(answer):
         for topic in answer.responses:
             for partition in topic.partition_responses:
@@ -194,7 +194,8 @@ async def test_close_fails_a_batch_first_if_the_record_before_it_is_retried_endl
         early, late = await send_numbers(producer, [1, 2])
         await within(1, held.reached())
         await until(lambda: producer.metrics().in_flight == 2)
-        producer._accumulator.postpone(early.batch, early.batch.deadline + 1)  # as when its time has passed
+        # As when its delivery timeout has passed.
+        producer._accumulator.postpone(early.batch, early.batch.deadline + 1)
 
         report = await within(1, producer.close(timeout=0))
 

@@ -55,7 +55,7 @@ PATIENT = {"request_timeout_ms": 30_000, "max_block_ms": 60_000, "delivery_timeo
 
 
 @in_virtual_time
-async def test_a_window_that_begins_after_close_shows_nothing():
+async def test_a_window_that_begins_after_close_is_empty():
     async with producing(**PATIENT) as (_, producer):
         await asyncio.sleep(100)
         for _ in range(5):
@@ -70,7 +70,7 @@ async def test_a_window_that_begins_after_close_shows_nothing():
 
 
 class Peeking(dict[str, TopicMetrics]):
-    """Topics that look at the producer's metrics whenever the sender counts, as another thread may."""
+    """Topics that read the producer's metrics whenever the sender counts, as another thread may."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ async def test_no_record_is_counted_twice_while_it_gets_its_result():
         assert producer.metrics().records_accepted == 4
 
 
-async def test_another_thread_sees_no_counter_fall():
+async def test_another_thread_never_sees_a_counter_fall():
     interval, is_over = sys.getswitchinterval(), threading.Event()
     seen: list[MetricsSnapshot] = []
 
@@ -136,7 +136,7 @@ async def test_another_thread_sees_no_counter_fall():
 @pytest.mark.promise(
     "Observability", "ping() asks a broker, and health() says whether records can be expected to arrive"
 )
-async def test_ping_names_the_broker_that_answered_and_asks_anew_each_time():
+async def test_ping_names_the_broker_that_answered_and_sends_a_new_request_each_time():
     async with producing(brokers=3) as (cluster, producer):
         before = len(cluster.requests_of(ApiKey.METADATA))
         pings = [await producer.ping() for _ in range(3)]
@@ -161,7 +161,7 @@ async def test_ping_of_a_cluster_that_does_not_answer_ends_in_time():
             await producer.ping()
 
 
-async def test_ping_needs_a_producer_that_runs_and_a_timeout_that_is_a_number():
+async def test_ping_requires_a_running_producer_and_a_numeric_timeout():
     async with EmbeddedCluster(1) as cluster:
         producer = quick_producer(cluster)
         with pytest.raises(ProducerNotStartedError):
@@ -239,7 +239,7 @@ async def test_a_producer_that_does_not_run_is_not_healthy():
         assert producer.health().reason == "the producer is closed"
 
 
-async def test_a_producer_is_not_healthy_from_the_call_of_close_on():
+async def test_a_producer_is_not_healthy_once_close_was_called():
     async with producing() as (_, producer):
         assert producer.health().ok
         closing = asyncio.ensure_future(producer.close())
@@ -265,7 +265,7 @@ async def test_a_fenced_producer_is_not_healthy_until_it_has_taken_its_id_back()
 
 
 @pytest.mark.parametrize("state", TransactionState)
-async def test_health_says_whether_a_transaction_state_lets_records_through(state):
+async def test_health_depends_on_the_state_of_the_transaction(state):
     async with RecordingProducer(transactional_id="tx") as producer:
         before, producer._transaction.state = producer._transaction.state, state
         health = producer.health()
@@ -297,7 +297,7 @@ async def test_describe_shows_what_a_bug_report_needs():
         text = str(described)
         assert described.versions["aioproducer"] == aioproducer.__version__
         assert described.settings["client_id"] == "orders-api (explicit)"
-        assert "batch_size" not in described.settings, "it has its default"
+        assert "batch_size" not in described.settings, "the setting has its default"
         assert described.state == "running"
         assert described.cluster["id"] == producer.metrics().cluster_id
         assert described.topics["orders"] == {"partitions": 3, "without_leader": 0, "under_replicated": 0}
@@ -324,7 +324,7 @@ async def test_describe_shows_what_a_bug_report_needs():
 
 
 async def test_describe_may_be_called_in_another_thread(monkeypatch):
-    """There, batches and brokers come and go between two steps."""
+    """In another thread, batches and brokers may appear and disappear between two steps."""
     async with producing() as (cluster, producer):
         hold = asyncio.Event()
         cluster.faults.add(PRODUCE, hold_before=hold)
@@ -398,7 +398,7 @@ sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule require
     assert "client.properties:1" in described.settings["bootstrap_servers"]
 
 
-async def test_describe_names_a_hundred_topics_and_counts_the_others():
+async def test_describe_lists_a_hundred_topics_and_counts_the_others():
     async with producing(topics={f"t{number}": 1 for number in range(130)}) as (_, producer):
         for number in range(130):
             await producer.send(f"t{number}", b"v")
@@ -412,7 +412,7 @@ async def test_describe_names_a_hundred_topics_and_counts_the_others():
 
 @pytest.mark.promise("Observability", "start(wait=False) comes up before its cluster")
 @in_virtual_time
-async def test_a_producer_that_does_not_wait_comes_up_before_its_cluster(caplog):
+async def test_a_producer_that_does_not_wait_starts_before_its_cluster(caplog):
     caplog.set_level(logging.INFO)
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         cluster.crash_broker(0, down_for=25)
@@ -435,7 +435,7 @@ async def test_a_producer_that_does_not_wait_comes_up_before_its_cluster(caplog)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(20, [10]), (20.4, [10]), (25, [15, 5])])
-def test_a_start_that_is_about_to_fail_does_not_announce_it(seconds, shown, caplog):
+def test_a_start_that_is_about_to_fail_logs_no_countdown(seconds, shown, caplog):
     @in_virtual_time
     async def play() -> None:
         async with EmbeddedCluster(1) as cluster:
@@ -453,7 +453,7 @@ def test_a_start_that_is_about_to_fail_does_not_announce_it(seconds, shown, capl
 
 
 @in_virtual_time
-async def test_a_send_that_no_broker_hears_says_why():
+async def test_a_send_without_a_reachable_broker_names_the_reason():
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         cluster.crash_broker(0)
         producer = quick_producer(cluster, **{**PATIENT, "max_block_ms": 3000})
@@ -465,7 +465,7 @@ async def test_a_send_that_no_broker_hears_says_why():
 
 
 @in_virtual_time
-async def test_a_transactional_producer_that_did_not_wait_takes_its_id_over_when_it_begins():
+async def test_a_transactional_producer_that_did_not_wait_initializes_when_it_begins():
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         cluster.crash_broker(0, down_for=20)
         producer = quick_producer(cluster, transactional_id="tx", **{**PATIENT, "max_block_ms": 5000})
@@ -486,7 +486,7 @@ async def test_a_transactional_producer_that_did_not_wait_takes_its_id_over_when
 
 
 @in_virtual_time
-async def test_a_producer_that_was_dropped_while_it_connects_leaves_nothing():
+async def test_a_producer_that_is_dropped_while_it_connects_leaves_nothing_behind():
     async with EmbeddedCluster(1) as cluster:
         cluster.crash_broker(0)
         producer = quick_producer(cluster, **PATIENT)
@@ -499,7 +499,7 @@ async def test_a_producer_that_was_dropped_while_it_connects_leaves_nothing():
 # ---------------------------------------------------------------------------------------------------- doubles
 
 
-async def test_a_recording_producer_answers_the_same_questions():
+async def test_a_recording_producer_has_the_same_calls():
     async with RecordingProducer() as producer:
         await producer.send("t", b"v")
         assert (await producer.ping()).seconds == 0
@@ -507,7 +507,7 @@ async def test_a_recording_producer_answers_the_same_questions():
         assert producer.describe().counters["records_acked"] == 1
 
 
-async def test_what_measures_a_producer_does_not_keep_it_alive():
+async def test_objects_that_measure_a_producer_do_not_keep_it_alive():
     producer = RecordingProducer()
     async with producer:
         await producer.send("t", b"v")

@@ -22,9 +22,7 @@ def unsettled(**given: object) -> UnsettledSettings:
         ({"acks": 1, "max_in_flight_requests_per_connection": 9}, 9),
     ],
 )
-def test_without_idempotence_one_batch_of_a_partition_is_in_flight_unless_more_are_asked_for(
-    given, in_flight
-):
+def test_without_idempotence_one_batch_of_a_partition_is_in_flight_unless_more_are_set(given, in_flight):
     assert settle(unsettled(**given)) == in_flight
 
 
@@ -63,7 +61,7 @@ def test_fewer_acks_turn_idempotence_off_with_a_note():
         ({"partitioner": "round_robin", "partitioner_ignore_keys": True}, "partitioner_ignore_keys"),
     ],
 )
-def test_what_the_user_set_against_itself_is_refused_by_the_settings_name(given, setting):
+def test_contradictory_settings_are_rejected_with_the_name_of_the_setting(given, setting):
     with pytest.raises(ConfigError) as caught:
         settle(unsettled(**given))
 
@@ -71,7 +69,7 @@ def test_what_the_user_set_against_itself_is_refused_by_the_settings_name(given,
     assert setting in str(caught.value)
 
 
-def test_a_default_back_off_yields_to_one_that_was_given():
+def test_a_default_back_off_yields_to_an_explicit_one():
     found = unsettled(retry_backoff_ms=5000)
     settle(found)
 
@@ -79,7 +77,7 @@ def test_a_default_back_off_yields_to_one_that_was_given():
     assert found.notes == ["retry_backoff_ms=5000 sets retry_backoff_max_ms to the same value"]
 
 
-def test_the_delivery_time_out_that_was_left_out_is_at_most_that_of_a_transaction():
+def test_a_default_delivery_timeout_is_at_most_that_of_a_transaction():
     found = unsettled(transactional_id="t", transaction_timeout_ms=60_000)
     settle(found)
 

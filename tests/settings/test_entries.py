@@ -32,7 +32,7 @@ def properties(tmp_path, text):
 # -------------------------------------------------------------------------------------------------- from_config
 
 
-def test_the_same_settings_under_java_librdkafka_and_own_names():
+def test_the_same_settings_have_java_librdkafka_and_own_names():
     java = {
         "bootstrap.servers": "a:1,b:2",
         "acks": "1",
@@ -117,7 +117,7 @@ SAMPLES = {
         and name not in ("hooks", "interceptors", "key_serializer", "value_serializer", "compression_level")
     ],
 )
-def test_text_under_any_name_becomes_the_settings_own_type(name, key):
+def test_text_under_any_name_is_converted_to_the_type_of_the_setting(name, key):
     value_type = type(SETTINGS[name].value_type).__name__
     default = {
         "Milliseconds": ("20000.5", 20.0005),
@@ -134,7 +134,7 @@ def test_text_under_any_name_becomes_the_settings_own_type(name, key):
 
 
 @pytest.mark.parametrize("value", ["user:secret@host", "s" * 61])
-def test_a_value_that_the_text_does_not_show_is_not_in_the_error_either(value):
+def test_a_value_hidden_in_the_text_is_not_in_the_error_either(value):
     with pytest.raises(ConfigError) as caught:
         Producer.from_config({"queuing.strategy": value})
 
@@ -143,12 +143,12 @@ def test_a_value_that_the_text_does_not_show_is_not_in_the_error_either(value):
 
 
 @pytest.mark.parametrize("text", ["true", "TRUE", "t", "1", " true "])
-def test_switches_that_are_on(text):
+def test_values_of_switches_that_mean_on(text):
     assert Producer.from_config({"allow.auto.create.topics": text}).config.allow_auto_create_topics
 
 
 @pytest.mark.parametrize("text", ["false", "False", "f", "0"])
-def test_switches_that_are_off(text):
+def test_values_of_switches_that_mean_off(text):
     assert not Producer.from_config({"allow.auto.create.topics": text}).config.allow_auto_create_topics
 
 
@@ -187,7 +187,7 @@ def test_switches_that_are_off(text):
         ),
     ],
 )
-def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, value, problem):
+def test_a_malformed_value_is_rejected_under_the_name_that_the_user_wrote(key, value, problem):
     protocol = (
         {"security.protocol": "SSL", "ssl.truststore.location": "ca.jks"} if key.startswith("ssl") else {}
     )
@@ -221,7 +221,7 @@ def test_a_malformed_value_is_refused_under_the_name_that_the_user_gave(key, val
         ("", "there is no setting (hidden, because it is not a name)"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_one_that_was_meant(key, meant):
+def test_an_unknown_key_is_rejected_with_the_most_similar_one(key, meant):
     with pytest.raises(ConfigError) as raised:
         Producer.from_config({key: "hunter2"})
 
@@ -255,7 +255,7 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_meant(key, meant):
         ("nothing.like.it.at.all.anywhere", "not a setting of Kafka's clients"),
     ],
 )
-def test_a_key_that_is_meant_for_others_changes_nothing_and_is_warned_of_once(key, purpose, caplog):
+def test_a_key_meant_for_other_programs_changes_nothing_and_causes_one_warning(key, purpose, caplog):
     config = Producer.from_config({key: "hunter2"}).config
 
     assert config == Producer().config
@@ -264,7 +264,7 @@ def test_a_key_that_is_meant_for_others_changes_nothing_and_is_warned_of_once(ke
     assert "hunter2" not in caplog.text
 
 
-def test_an_option_of_aiokafkas_wrappers_with_another_value_is_refused():
+def test_an_option_of_aiokafka_with_a_value_other_than_its_default_is_rejected():
     for name, value in (("loop", object()), ("api_version", "2.8.0")):
         with pytest.raises(ConfigError, match="leave it out"):
             Producer.from_config({name: value})
@@ -273,7 +273,7 @@ def test_an_option_of_aiokafkas_wrappers_with_another_value_is_refused():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_librdkafkas_time_limit_of_sockets_gives_way_to_that_of_requests(order, caplog):
+def test_librdkafkas_socket_timeout_yields_to_the_request_timeout(order, caplog):
     both = {"socket.timeout.ms": 60000, "request.timeout.ms": 20000}
 
     config = Producer.from_config(dict([*both.items()][::order])).config
@@ -331,7 +331,7 @@ def test_a_family_of_addresses_is_accepted(family, caplog):
     assert ("both families are tried" in caplog.text) == (family != "any")
 
 
-def test_certificates_to_trust_without_tls_are_warned_of_in_a_file_and_refused_as_keywords(caplog):
+def test_trusted_certificates_without_tls_cause_a_warning_in_a_file_and_an_error_as_keywords(caplog):
     config = Producer.from_config(
         {"ssl.ca.location": "/etc/ca.pem", "ssl.truststore.password": "hunter2"}
     ).config
@@ -364,7 +364,7 @@ def test_two_names_of_one_setting_agree_or_are_refused():
     assert "hunter" not in str(raised.value)
 
 
-def test_overrides_are_keywords_and_win():
+def test_overrides_are_keywords_and_take_precedence():
     config = Producer.from_config(
         {"request.required.acks": "1", "linger.ms": "7"}, acks="all", value_serializer=str.encode
     ).config
@@ -427,17 +427,17 @@ def test_the_advice_to_give_a_keyword_can_be_followed_with_the_same_file(
 
 
 @pytest.mark.parametrize("mapping", [None, "acks=1", [("acks", 1)], 5])
-def test_what_is_no_mapping_is_refused(mapping):
+def test_anything_but_a_mapping_is_rejected(mapping):
     with pytest.raises(ConfigError, match="from_config needs a mapping of settings, not"):
         Producer.from_config(mapping)
 
 
-def test_a_name_that_is_no_text_is_refused():
+def test_a_name_that_is_not_text_is_rejected():
     with pytest.raises(ConfigError, match="a setting's name must be a str, not int"):
         Producer.from_config({5: "hunter2"})
 
 
-def test_the_mapping_is_left_as_it_is():
+def test_the_mapping_is_not_changed():
     mapping = {"sasl.username": "svc", "sasl.password": "pw", "security.protocol": "SASL_SSL", "retries": "3"}
     before = dict(mapping)
 
@@ -481,7 +481,7 @@ def test_javas_serializers_have_counterparts(name, value, expected):
 
 
 @pytest.mark.parametrize("name", ["ByteArray", "Bytes", "ByteBuffer"])
-def test_javas_serializers_of_bytes_cost_nothing(name):
+def test_javas_serializers_of_bytes_add_no_serializer(name):
     path = f"org.apache.kafka.common.serialization.{name}Serializer"
 
     assert path in SERIALIZERS
@@ -491,7 +491,7 @@ def test_javas_serializers_of_bytes_cost_nothing(name):
 # ----------------------------------------------------------------------------------------------------- from_env
 
 
-def test_settings_from_the_environment():
+def test_settings_are_read_from_the_environment():
     environ = {
         "AIOPRODUCER_BOOTSTRAP_SERVERS": "a:1",
         "AIOPRODUCER_LINGER_MS": "7.5",
@@ -521,7 +521,7 @@ def test_the_processs_own_environment_is_the_default(monkeypatch):
     assert Producer.from_env(prefix="ORDERS_", client_id="mine").config.client_id == "mine"
 
 
-def test_variables_of_the_test_tools_are_no_settings():
+def test_variables_of_the_test_tools_are_not_settings():
     environ = {"AIOPRODUCER_CACHE_DIR": "/cache", "AIOPRODUCER_TEST_SLOWNESS": "5"}
 
     assert Producer.from_env(environ=environ).config == Producer().config
@@ -538,7 +538,7 @@ KUBERNETES = {
     "{}_PORT_9092_TCP_ADDR": "10.96.0.7",
     "{}_PORT_9093_UDP": "udp://10.96.0.7:9093",
 }
-"""What a container gets for each Service of its namespace."""
+"""The variables that a container gets for each Service of its namespace."""
 
 
 @pytest.mark.parametrize("service", ["KAFKA", "KAFKA_BROKER", "KAFKA_0_EXTERNAL"])
@@ -635,7 +635,7 @@ send.buffer.bytes=131072
 """
 
 
-def test_javas_own_file_is_taken_as_it_is(tmp_path, caplog):
+def test_javas_own_file_is_accepted_unchanged(tmp_path, caplog):
     path = properties(tmp_path, CLIENT_PROPERTIES)
 
     with caplog.at_level(logging.WARNING, "aioproducer"):
@@ -765,7 +765,7 @@ group.id=orders
         "transactional.id=\nacks=1\n",
     ],
 )
-def test_a_mistake_causes_no_further_ones(text, tmp_path):
+def test_a_mistake_causes_no_further_errors(text, tmp_path):
     with pytest.raises(ConfigError) as raised:
         Producer.from_properties(properties(tmp_path, text))
 
@@ -774,7 +774,7 @@ def test_a_mistake_causes_no_further_ones(text, tmp_path):
     assert "hunter2" not in str(raised.value)
 
 
-def test_half_a_password_in_the_place_of_a_key_is_not_shown(tmp_path):
+def test_part_of_a_password_in_place_of_a_key_is_not_shown(tmp_path):
     text = 'sasl.jaas.config=x.PlainLoginModule required username="svc"\n  "hunter2";\n  hunter2\n  hunter2 hunter2\n'
 
     with pytest.raises(ConfigError, match="does the line before it lack a backslash") as raised:
@@ -783,13 +783,13 @@ def test_half_a_password_in_the_place_of_a_key_is_not_shown(tmp_path):
     assert "hunter2" not in str(raised.value)
 
 
-def test_blanks_behind_a_password_are_no_part_of_it_as_in_java(tmp_path):
+def test_blanks_after_a_password_are_not_part_of_it_as_in_java(tmp_path):
     text = "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\nsasl.username=svc\nsasl.password=pw  \n"
 
     assert Producer.from_properties(properties(tmp_path, text)).config.sasl_plain_password == Secret("pw")
 
 
-def test_blanks_behind_a_text_are_no_part_of_it_as_in_java(tmp_path):
+def test_blanks_after_a_text_are_not_part_of_it_as_in_java(tmp_path):
     text = "transactional.id=orders \t\nclient.id=svc \nssl.ca.location=ca.pem \nsecurity.protocol=SSL\n"
 
     config = Producer.from_properties(properties(tmp_path, text)).config
@@ -798,7 +798,7 @@ def test_blanks_behind_a_text_are_no_part_of_it_as_in_java(tmp_path):
     assert config.ssl_truststore_location == "ca.pem"
 
 
-def test_overrides_win_over_the_file(tmp_path):
+def test_overrides_take_precedence_over_the_file(tmp_path):
     path = properties(
         tmp_path, "value.serializer=org.apache.kafka.common.serialization.LongSerializer\nacks=1\n"
     )
@@ -901,7 +901,7 @@ STORES = {
         ({"batch.size": "-1"}, {"max_batch_size": 2000}, {"batch_size": 2000}),
     ],
 )
-def test_keywords_win_over_a_file_in_every_case(settings, keywords, expected, tmp_path):
+def test_keywords_always_take_precedence_over_a_file(settings, keywords, expected, tmp_path):
     path = properties(tmp_path, "".join(f"{name}={value}\n" for name, value in settings.items()))
 
     config = Producer.from_properties(path, **keywords).config
@@ -909,7 +909,7 @@ def test_keywords_win_over_a_file_in_every_case(settings, keywords, expected, tm
     assert {name: getattr(config, name) for name in expected} == pytest.approx(expected)
 
 
-def test_a_setting_of_a_file_that_gives_way_is_noted_with_its_place(tmp_path, caplog):
+def test_a_setting_of_a_file_that_yields_is_reported_with_its_place(tmp_path, caplog):
     path = properties(tmp_path, "acks=1\nlinger.ms=7\n")
 
     Producer.from_properties(path, enable_idempotence=True, linger_ms=9)
@@ -918,7 +918,7 @@ def test_a_setting_of_a_file_that_gives_way_is_noted_with_its_place(tmp_path, ca
     assert warning.endswith(f"settings: the keyword enable_idempotence takes the place of acks ({path}:1)")
 
 
-def test_a_key_that_asks_for_what_is_done_anyway_has_no_keyword_in_its_place(tmp_path, caplog):
+def test_no_keyword_replaces_a_key_that_requests_the_fixed_behaviour(tmp_path, caplog):
     path = properties(tmp_path, "client.dns.lookup=use_all_dns_ips\nretries=2147483647\n")
 
     Producer.from_properties(path, bootstrap_servers="a:1", delivery_timeout_ms=60_000)
@@ -926,7 +926,7 @@ def test_a_key_that_asks_for_what_is_done_anyway_has_no_keyword_in_its_place(tmp
     assert caplog.records == []
 
 
-def test_keywords_that_contradict_each_other_are_refused_beside_a_file(tmp_path):
+def test_contradictory_keywords_are_also_rejected_together_with_a_file(tmp_path):
     path = properties(tmp_path, "linger.ms=7\n")
 
     with pytest.raises(ConfigError, match="acks=1 contradicts enable_idempotence=True"):
@@ -936,7 +936,7 @@ def test_keywords_that_contradict_each_other_are_refused_beside_a_file(tmp_path)
 @pytest.mark.parametrize(
     ("given", "override"), [("batch.size", "max_batch_size"), ("max_batch_size", "batch_size")]
 )
-def test_overrides_win_also_under_the_other_name_of_a_setting(given, override):
+def test_overrides_also_take_precedence_under_another_name_of_a_setting(given, override):
     config = Producer.from_config({given: 1000}, **{override: 2000}).config
 
     assert config.batch_size == 2000
@@ -962,7 +962,7 @@ def test_a_relative_path_is_read_from_the_working_directory(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["derived.properties", "explicit.properties", "default"])
-def test_a_files_name_is_not_taken_for_an_origin(name, tmp_path, monkeypatch):
+def test_the_name_of_a_file_is_not_mistaken_for_an_origin(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text("acks=1\nenable.idempotence=true\n")
 
@@ -999,7 +999,7 @@ def test_entries_of_a_mapping_become_keywords_with_their_origins():
     assert sourced.origins["linger_ms"] == "explicit"
 
 
-def test_a_keyword_wins_over_an_entry_and_takes_its_origin():
+def test_a_keyword_replaces_an_entry_and_its_origin():
     entries = entries_of_environment("APP_", {"APP_LINGER_MS": "5", "OTHER": "x"})
     sourced = resolve(entries, {"linger_ms": 7})
 

@@ -1,4 +1,4 @@
-"""The JAAS line of Java configurations: accepted and rejected lines, and errors that show nothing of it."""
+"""The JAAS line of Java configurations: accepted and rejected lines, and errors that show nothing of the line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(text):
         (f"{PLAIN} required;", {}),
     ],
 )
-def test_a_login_module_and_its_options(text, options):
+def test_a_login_module_and_its_options_are_read(text, options):
     assert read(text) == ("PlainLoginModule", options)
 
 
@@ -50,7 +50,7 @@ def test_a_login_module_and_its_options(text, options):
         (f'{PLAIN} required username="svc"; {PLAIN} required;', "one login module, not several"),
     ],
 )
-def test_what_is_no_such_line_is_refused_without_showing_it(text, problem):
+def test_an_invalid_line_is_rejected_without_showing_it(text, problem):
     with pytest.raises(ValueError, match=problem) as raised:
         parse_jaas(text)
 
@@ -70,7 +70,7 @@ VALUES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 @given(VALUES)
-def test_any_password_comes_through_its_quotation_marks(password):
+def test_any_quoted_password_is_read_back(password):
     quoted = password.replace("\\", "\\\\").replace('"', '\\"')
 
     assert read(f'{PLAIN} required password="{quoted}";')[1] == {"password": password}

@@ -1,4 +1,4 @@
-"""The counterparts of Java's serializers and partitioners: the bytes are Java's."""
+"""The counterparts of Java's serializers and partitioners: they write Java's bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bytes_need_no_serializer(name):
     assert SERIALIZERS[f"{PACKAGE}{name}Serializer"] is None
 
 
-def test_each_partitioner_class_stands_for_a_partitioner_that_exists():
+def test_each_partitioner_class_has_an_existing_counterpart():
     for name in PARTITIONERS.values():
         assert make_partitioner(name, Random(0)) is not None
     assert PARTITIONERS["org.apache.kafka.clients.producer.RoundRobinPartitioner"] == "round_robin"

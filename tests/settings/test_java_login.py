@@ -1,4 +1,4 @@
-"""The JAAS line and the callback handlers of Java's clients: what they become, what is refused, what gives way."""
+"""The JAAS line and the callback handlers of Java's clients: their translation, rejected ones, and precedence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def jaas(module: str = OAUTH_MODULE, **options: str) -> str:
 
 
 def java(handler: str = "", line: str = jaas(), servers: str = "kafka:9093", **more: str) -> dict[str, str]:
-    """A configuration for OAUTHBEARER with Java's names."""
+    """Return a configuration for OAUTHBEARER with Java's names."""
     settings = {
         "bootstrap.servers": servers,
         "security.protocol": "SASL_SSL",
@@ -68,18 +68,18 @@ def provider_of(settings: dict[str, str]) -> str:
         (f"proxy.example.com:9098,{MSK}", "us-east-1"),
     ],
 )
-def test_the_region_of_msk_is_in_the_host_name(servers, region):
+def test_the_region_of_msk_is_read_from_the_host_name(servers, region):
     assert provider_of(java(AWS, servers=servers)) == f"<MskIamTokenProvider {region}>"
 
 
 @pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
-def test_the_region_behind_another_name_is_that_of_the_environment(variable, monkeypatch):
+def test_with_another_host_name_the_region_is_that_of_the_environment(variable, monkeypatch):
     monkeypatch.setenv(variable, "eu-central-1")
 
     assert provider_of(java(AWS, servers="kafka.example.com:9098")) == "<MskIamTokenProvider eu-central-1>"
 
 
-def test_a_region_that_is_nowhere_is_asked_for():
+def test_the_error_for_a_missing_region_asks_for_it():
     with pytest.raises(ConfigError, match="needs the region of the cluster") as caught:
         loaded(java(AWS, servers="kafka.amazonaws.com.example.com:9098"))
 
@@ -97,14 +97,14 @@ def test_a_region_that_is_nowhere_is_asked_for():
         {"bootstrap.servers": MSK, "security.protocol": "SASL_SSL", "sasl.jaas.config": jaas(IAM_MODULE)},
     ],
 )
-def test_each_way_to_ask_for_iam_becomes_oauthbearer_with_amazons_tokens(settings):
+def test_each_configuration_of_iam_becomes_oauthbearer_with_amazons_tokens(settings):
     config = loaded(settings)
 
     assert config.sasl_mechanism == "OAUTHBEARER"
     assert repr(config.sasl_oauth_token_provider) == "<MskIamTokenProvider us-east-1>"
 
 
-def test_the_mechanism_of_msk_is_a_keyword_too():
+def test_the_mechanism_of_msk_can_also_be_a_keyword():
     config = Producer(MSK, security_protocol="SASL_SSL", sasl_mechanism="AWS_MSK_IAM").config
 
     assert config.sasl_mechanism == "OAUTHBEARER"
@@ -146,7 +146,7 @@ def test_azures_handlers_become_azures_provider_for_the_namespace(handler):
     )
 
 
-def test_the_class_of_microsofts_sample_is_not_azures_for_other_brokers():
+def test_the_class_of_microsofts_sample_is_rejected_for_other_brokers():
     with pytest.raises(
         ConfigError, match="is Microsoft's sample for Azure Event Hubs, but the brokers are not"
     ):
@@ -189,7 +189,7 @@ def test_strimzis_options_without_a_setting_become_a_provider():
     assert CANARY not in str(config)
 
 
-def test_strimzis_token_is_given_or_in_a_file(tmp_path: Path):
+def test_strimzis_token_is_an_option_or_in_a_file(tmp_path: Path):
     file = tmp_path / "token"
     file.write_text("first\n")
     given = loaded(java(STRIMZI, jaas(oauth__access__token=CANARY))).sasl_oauth_token_provider
@@ -202,7 +202,7 @@ def test_strimzis_token_is_given_or_in_a_file(tmp_path: Path):
     assert CANARY not in repr(given)
 
 
-def test_strimzis_handler_also_reads_the_environment_but_the_line_comes_first(monkeypatch):
+def test_strimzis_handler_also_reads_the_environment_but_the_line_takes_precedence(monkeypatch):
     monkeypatch.setenv("OAUTH_CLIENT_ID", "other")
     monkeypatch.setenv("OAUTH_CLIENT_SECRET", CANARY)
     line = jaas(oauth__client__id="orders", oauth__token__endpoint__uri=TOKEN_URL)
@@ -232,7 +232,7 @@ def test_strimzis_handler_also_reads_the_environment_but_the_line_comes_first(mo
         ),
     ],
 )
-def test_an_option_of_strimzi_that_can_not_be_used_is_named_without_its_value(option, advice):
+def test_an_option_of_strimzi_that_cannot_be_used_is_named_without_its_value(option, advice):
     with pytest.raises(ConfigError) as caught:
         loaded(java(STRIMZI, jaas(**STRIMZI_LINE, **{option: CANARY})))
 
@@ -250,7 +250,7 @@ def test_strimzis_token_endpoint_is_https():
         loaded(java(STRIMZI, line))
 
 
-# -------------------------------------------------------------------------------------------------- what contradicts
+# ---------------------------------------------------------------------------------------------------- contradictions
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_strimzis_token_endpoint_is_https():
         ),
     ],
 )
-def test_a_handler_against_other_settings_is_refused(settings, problem):
+def test_a_handler_that_contradicts_other_settings_is_rejected(settings, problem):
     with pytest.raises(ConfigError) as caught:
         loaded(settings)
 
@@ -294,7 +294,7 @@ def test_a_provider_and_a_handler_of_the_same_source_contradict_each_other():
         )
 
 
-# ------------------------------------------------------------------------------------------------ what gives way
+# ---------------------------------------------------------------------------------------------------- precedence
 
 
 def token() -> str:
@@ -369,7 +369,7 @@ KERBEROS = java(line=jaas("com.sun.security.auth.module.Krb5LoginModule", keyTab
         (java(AWS, servers="kafka:9098"), {"bootstrap_servers": MSK}, "sasl_mechanism", "OAUTHBEARER"),
     ],
 )
-def test_keywords_win_over_the_login_of_a_file(settings, keywords, field, expected, tmp_path):
+def test_keywords_take_precedence_over_the_login_of_a_file(settings, keywords, field, expected, tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
@@ -377,7 +377,7 @@ def test_keywords_win_over_the_login_of_a_file(settings, keywords, field, expect
         assert getattr(config, field) == expected
 
 
-def test_a_login_that_gives_way_is_noted_with_its_place(tmp_path, caplog):
+def test_a_login_that_yields_is_reported_with_its_place(tmp_path, caplog):
     path = tmp_path / "client.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in java(GOOGLE).items()))
 
@@ -389,7 +389,7 @@ def test_a_login_that_gives_way_is_noted_with_its_place(tmp_path, caplog):
     ) in caplog.text
 
 
-def test_without_a_line_nothing_is_taken():
+def test_without_a_line_nothing_is_derived():
     unsettled = UnsettledSettings({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, {})
     take_java_login(unsettled)
 

@@ -136,7 +136,7 @@ transaction.two.phase.commit.enable | fixed false, else refused
 transactional.id | used transactional_id
 value.serializer | used value_serializer
 """
-# librdkafka's CONFIGURATION.md, producer, consumer and common properties that Java has not.
+# The producer, consumer and common properties of librdkafka's CONFIGURATION.md that Java does not have.
 LIBRDKAFKA = """
 allow.auto.create.topics | used allow_auto_create_topics
 api.version.fallback.ms | noted
@@ -283,8 +283,8 @@ topic.metadata.refresh.fast.interval.ms | noted
 topic.metadata.refresh.interval.ms | translated metadata_max_age_ms
 topic.metadata.refresh.sparse | fixed true, else noted
 """
-# Keys that confluent-kafka and librdkafka take without listing them, those that Kafka 4.4 adds, those of earlier
-# releases, and Java's keys for consumers and admin clients.
+# Keys that confluent-kafka and librdkafka accept without listing them, keys that Kafka 4.4 adds, keys of
+# earlier releases, and Java's keys for consumers and admin clients.
 MORE = """
 auto.include.jmx.reporter | noted
 bootstrap.controllers | noted
@@ -321,7 +321,7 @@ def rows(*tables: str) -> list[tuple[str, str]]:
 
 def fate_of(name: str) -> str:
     key = key_named(name)
-    assert key is not None, f"{name} has no fate"
+    assert key is not None, f"{name} is not handled"
     if key.setting:
         return f"{key.fate.value} {key.setting}"
     if key.fate is Fate.FIXED:
@@ -335,11 +335,11 @@ def fate_of(name: str) -> str:
     "every setting of Java's producer and of librdkafka is handled, none is forgotten",
 )
 @pytest.mark.parametrize(("name", "fate"), rows(JAVA, LIBRDKAFKA, MORE))
-def test_every_key_has_its_fate(name, fate):
+def test_every_key_is_handled_as_the_tables_say(name, fate):
     assert fate_of(name) == fate
 
 
-def test_there_is_no_key_beside_those_of_the_tables():
+def test_there_is_no_key_that_the_tables_lack():
     assert set(KEYS) - {name for name, _ in rows(JAVA, LIBRDKAFKA, MORE)} == set()
 
 
@@ -375,12 +375,13 @@ SIZES = {
     19: 3,
     20: 3,
 }
-"""Of a class file's constants by tag, in bytes."""
+"""The sizes of a class file's constants, in bytes, by tag."""
 STRING, UTF8 = 8, 1
 
 
 def string_constants(data: bytes) -> dict[str, str]:
-    """The constant strings of a compiled Java class by the names of their fields (JVM specification, chapter 4)."""
+    """Return the constant strings of a compiled Java class, by the names of their fields (JVM
+    specification, chapter 4)."""
     (count,) = struct.unpack_from(">H", data, 8)
     at, index = 10, 1
     texts: dict[int, str] = {}
@@ -451,13 +452,13 @@ def test_no_key_that_confluent_kafka_takes_is_forgotten():
     words = set()
     for library in libraries:
         for text in re.findall(rb"[a-z][a-z0-9]*(?:[._][a-z0-9]+)*(?=\0)", library.read_bytes()):
-            # Linkers let one string be the end of another.
+            # Linkers may store one string as the end of another.
             parts = re.split(r"(?<=[._])", text.decode())
             words |= {"".join(parts[at:]) for at in range(len(parts))}
     taken = set()
     for word in words:
         try:
-            # The second key is wrong, so that no producer is ever made.
+            # The second key is invalid, so that no producer is ever created.
             confluent_kafka.Producer({word: "no such value", "acks": "no such value"})
         except (confluent_kafka.KafkaException, TypeError, ValueError, AttributeError) as error:
             if "No such configuration property" not in str(error):
@@ -468,7 +469,7 @@ def test_no_key_that_confluent_kafka_takes_is_forgotten():
     assert sorted(word for word in taken if key_named(word) is None) == []
 
 
-# --------------------------------------------------------------------------------------------- what fates mean
+# ---------------------------------------------------------------------------------------- the handling of keys
 
 
 def built(mapping: dict[str, object], caplog: pytest.LogCaptureFixture) -> tuple[ProducerConfig, list[str]]:
@@ -485,18 +486,18 @@ def test_a_refused_key_says_why_and_shows_no_value(name):
 
     assert str(raised.value) == f"{name} can't be used: {KEYS[name].reason}"
     assert raised.value.setting == name
-    assert len(KEYS[name].reason) > 20, "a reason is a sentence"
+    assert len(KEYS[name].reason) > 20, "a reason must be a sentence"
 
 
 @pytest.mark.parametrize("name", [key.name for key in KEYS.values() if key.fate is Fate.NOTED])
-def test_a_noted_key_changes_nothing_and_is_warned_of(name, caplog):
+def test_a_noted_key_changes_nothing_and_causes_a_warning(name, caplog):
     config, [warning] = built({name: "1"}, caplog)
 
     assert config == Producer().config
     assert f"{name} has no effect: {KEYS[name].reason}" in warning
 
 
-def test_all_noted_keys_end_in_one_warning_with_what_had_to_yield(caplog):
+def test_all_noted_keys_are_in_one_warning_with_the_settings_that_had_to_yield(caplog):
     _, [warning] = built({"send.buffer.bytes": 1, "retries": 3, "client.rack": "a", "acks": 1}, caplog)
 
     for part in ("send.buffer.bytes", "retries", "client.rack", "acks=1 turns enable_idempotence off"):
@@ -506,7 +507,7 @@ def test_all_noted_keys_end_in_one_warning_with_what_had_to_yield(caplog):
 @pytest.mark.parametrize(
     "key", [key for key in KEYS.values() if key.fate is Fate.FIXED], ids=lambda key: key.name
 )
-def test_a_fixed_key_is_taken_if_it_asks_for_what_is_done_anyway(key, caplog):
+def test_a_fixed_key_is_accepted_if_it_requests_the_fixed_behaviour(key, caplog):
     for value in key.fixed:
         config, warnings = built({key.name: value.upper()}, caplog)
 
@@ -524,7 +525,7 @@ def test_a_fixed_key_is_taken_if_it_asks_for_what_is_done_anyway(key, caplog):
 
 @pytest.mark.parametrize("name", ["retries", "message.send.max.retries"])
 @pytest.mark.parametrize("value", [0, "0"])
-def test_who_wants_no_retries_is_refused_rather_than_warned(name, value):
+def test_retries_of_zero_are_rejected_and_not_only_warned_about(name, value):
     with pytest.raises(ConfigError) as caught:
         Producer.from_config({name: value})
 
@@ -556,7 +557,7 @@ def test_who_wants_no_retries_is_refused_rather_than_warned(name, value):
         ("message.timeout.ms", "60000", "delivery_timeout", 60.0),
     ],
 )
-def test_a_translated_key(name, value, field, expected):
+def test_a_translated_key_sets_the_setting(name, value, field, expected):
     protocol = {"security.protocol": "SSL"} if name.startswith("ssl") else {}
 
     assert getattr(Producer.from_config({name: value, **protocol}).config, field) == expected
@@ -575,7 +576,7 @@ def test_a_translated_key(name, value, field, expected):
         ("compression.level", "high", "must be a whole number"),
     ],
 )
-def test_a_translated_key_with_a_wrong_value_is_refused(name, value, problem):
+def test_a_translated_key_with_an_invalid_value_is_rejected(name, value, problem):
     protocol = {"security.protocol": "SSL"} if name.startswith("ssl") else {}
 
     with pytest.raises(ConfigError) as raised:

@@ -25,7 +25,7 @@ def test_a_setting_is_found_by_each_of_its_names(name):
     assert key.setting == "linger_ms"
 
 
-def test_a_name_that_no_client_has_is_not_found():
+def test_a_name_unknown_to_all_clients_is_not_found():
     assert key_named("linger.mss") is None
 
 
@@ -41,7 +41,7 @@ def test_a_name_that_no_client_has_is_not_found():
         ("completely_different", "docs/configuration.md lists all"),
     ],
 )
-def test_the_error_for_an_unknown_keyword_says_what_to_write(name, advice):
+def test_the_error_for_an_unknown_keyword_suggests_a_setting(name, advice):
     error = unknown_keyword(name)
 
     assert error.setting == name
@@ -61,7 +61,7 @@ def test_the_error_for_an_unknown_keyword_says_what_to_write(name, advice):
         ("", ""),
     ],
 )
-def test_the_name_that_was_meant_is_a_similar_one(name, meant):
+def test_a_similar_name_is_suggested(name, meant):
     assert name_meant(name) == meant
 
 
@@ -80,11 +80,11 @@ def test_the_name_that_was_meant_is_a_similar_one(name, meant):
         ("a..b", None),
     ],
 )
-def test_the_purpose_of_another_programs_key_is_known_or_follows_from_its_first_word(name, purpose):
+def test_the_purpose_of_another_programs_key_is_listed_or_derived_from_its_first_word(name, purpose):
     assert purpose_elsewhere(name) == purpose
 
 
-def test_no_known_key_is_taken_for_that_of_another_program():
+def test_no_known_key_is_mistaken_for_that_of_another_program():
     assert {name: purpose for name in KEYS if (purpose := purpose_elsewhere(name))} == {}
 
 
@@ -99,7 +99,7 @@ def test_no_known_key_is_taken_for_that_of_another_program():
         ("linger_ms", None, False),
     ],
 )
-def test_aiokafkas_defaults_ask_for_nothing(name, value, is_one):
+def test_aiokafkas_defaults_have_no_effect(name, value, is_one):
     assert is_default_elsewhere(name, value) is is_one
 
 
@@ -110,5 +110,5 @@ def test_the_error_for_an_unknown_key_names_its_place():
     assert "did you mean linger.ms?" in str(error)
 
 
-def test_a_text_that_may_be_half_a_password_is_not_repeated():
+def test_a_text_that_may_be_part_of_a_password_is_not_repeated():
     assert "secret word" not in str(unknown_key("secret word", ""))

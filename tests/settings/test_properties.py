@@ -108,15 +108,15 @@ GOLDEN = [
     ("a \\\n = 1", [("a", "1")]),
     ("a=b=c:d e", [("a", "b=c:d e")]),
 ]
-"""The result of java.util.Properties.load (OpenJDK 17) for each text, in the order of its calls of put; None: it
-raised."""
+"""The result of java.util.Properties.load (OpenJDK 17) for each text, in the order of its calls of put. None
+means that it raised."""
 
 
 @pytest.mark.promise(
     "Settings from anywhere", "a properties file is read as Java reads it; errors name file and line"
 )
 @pytest.mark.parametrize(("text", "expected"), GOLDEN)
-def test_a_file_is_read_as_java_reads_it(text, expected, tmp_path):
+def test_a_file_is_read_as_in_java(text, expected, tmp_path):
     path = written(tmp_path, text)
 
     if expected is None:
@@ -136,7 +136,7 @@ def test_all_lines_with_a_malformed_escape_are_named(tmp_path):
 
 
 def stored(key: str, value: str) -> str:
-    """A line as java.util.Properties.store writes it: everything that means something is escaped."""
+    """Return a line as java.util.Properties.store writes it: every character with a meaning is escaped."""
 
     def escaped(text: str, signs: str) -> str:
         out = ""
@@ -158,7 +158,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(st.lists(st.tuples(TEXTS.filter(bool), TEXTS), max_size=5))
-def test_what_java_stores_comes_back(tmp_path_factory, properties):
+def test_properties_stored_by_java_are_read_back(tmp_path_factory, properties):
     path = tmp_path_factory.mktemp("stored") / "x.properties"
     path.write_text("#Sat Nov 21\n" + "\n".join(stored(*pair) for pair in properties))
 
@@ -174,7 +174,7 @@ def test_no_bytes_raise_anything_but_config_error(tmp_path_factory, data):
         read_properties(path)
 
 
-def test_lines_are_counted_where_a_property_begins(tmp_path):
+def test_the_line_of_a_property_is_that_where_it_begins(tmp_path):
     path = written(tmp_path, "# one\n\na=1\\\n  more\n\nb=2\r\nc=3\rd=4")
 
     assert [(found.key, found.line) for found in read_properties(path)] == [
@@ -205,7 +205,7 @@ def test_utf_8_and_latin_1_are_both_read(encoding, tmp_path):
     ],
     ids=["missing", "directory", "pipe", "binary", "program", "picture", "huge", "loop", "escape"],
 )
-def test_a_file_that_can_not_be_read_is_named_with_the_reason(make, problem, tmp_path):
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(make, problem, tmp_path):
     path = tmp_path / "client.properties"
     make(path)
 
@@ -230,7 +230,7 @@ def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", [None, 5, b"client.properties", "", "nul\0inside", ["client.properties"]])
-def test_what_is_no_path_is_refused(path):
+def test_an_invalid_path_is_rejected(path):
     with pytest.raises(ConfigError, match="from_properties needs the path of a file"):
         read_properties(path)
 
@@ -242,7 +242,7 @@ def test_a_property_shows_no_value(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["\xa0", "\x85", "\u2003", "\u3000"])
-def test_a_password_that_ends_in_another_blank_than_the_usual_one_keeps_it(tmp_path, end):
+def test_a_password_keeps_a_final_blank_other_than_a_space(tmp_path, end):
     login = f'x.PlainLoginModule required username="svc" password=pw{end} ;'
     path = tmp_path / "client.properties"
     path.write_text(
@@ -257,6 +257,6 @@ def test_a_password_that_ends_in_another_blank_than_the_usual_one_keeps_it(tmp_p
     assert effective.sasl_plain_password == Secret(f"pw{end}")
 
 
-def test_a_path_that_no_file_can_have_is_refused():
+def test_an_impossible_path_is_rejected():
     with pytest.raises(ConfigError, match=r"no file can have this name"):
         read_properties("client\ud800.properties")

@@ -1,4 +1,5 @@
-"""A password does not appear anywhere: not in texts, logs, attributes of errors, locals of tracebacks, or pickles."""
+"""A password does not appear anywhere: not in texts, logs, attributes of errors, local variables
+of tracebacks, or pickles."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from aioproducer.security.token_providers import OidcTokenProvider
 from aioproducer.settings.table import SETTINGS
 from aioproducer.types import Secret
 
-CANARY = "-".join(["hunter2", "canary"])  # so that this file's own lines in a traceback don't hold it
+# Assembled, so that this file's own lines in a traceback don't contain it.
+CANARY = "-".join(["hunter2", "canary"])
 PACKAGE = str(Path(aioproducer.__file__).parent)
 
 # ------------------------------------------------------------------------------------------------------- Secret
@@ -59,7 +61,7 @@ def test_a_pickle_of_a_secret_has_lost_it():
 
 
 @pytest.mark.parametrize("make", [Producer, lambda **settings: Producer.from_config(settings)])
-def test_a_secret_that_a_pickle_has_lost_is_refused_with_that_reason(make):
+def test_a_secret_lost_by_pickling_is_rejected_with_that_reason(make):
     with pytest.raises(ConfigError, match="pickle"):
         make(**SASL, sasl_plain_password=pickle.loads(pickle.dumps(Secret(CANARY))))
 
@@ -77,7 +79,7 @@ def test_a_secret_that_a_pickle_has_lost_is_refused_with_that_reason(make):
         ),
     ],
 )
-def test_a_secret_that_can_not_be_used_is_refused_with_the_reason(value, problem):
+def test_a_secret_that_cannot_be_used_is_refused_with_the_reason(value, problem):
     with pytest.raises(ConfigError) as caught:
         Producer(security_protocol="SASL_SSL", sasl_plain_username="svc", sasl_plain_password=value)
 
@@ -114,7 +116,7 @@ def test_copies_of_a_secret_keep_it():
     assert copy.deepcopy([secret])[0] is secret
 
 
-def test_a_secret_has_no_state_to_look_into():
+def test_a_secret_has_no_readable_state():
     assert Secret(CANARY).__getstate__() is None
     with pytest.raises(TypeError):
         vars(Secret(CANARY))
@@ -130,7 +132,7 @@ def test_secrets_compare_by_their_text():
 
 
 @pytest.mark.parametrize("text", [5, b"bytes", ["a"]])
-def test_a_secret_is_text(text):
+def test_a_secret_must_be_text(text):
     with pytest.raises(TypeError, match="a secret is a str, not"):
         Secret(text)
 
@@ -194,7 +196,7 @@ BAD: dict[str, dict[str, Any]] = {
     "another client's": {"sasl_oauthbearer_assertion_private_key_passphrase": CANARY},
 }
 NOT_HIDDEN_IN_LOCALS = {"in an address", "in a list of addresses", "in a url"}
-"""Values that are not known to be secrets before they are checked."""
+"""Cases whose values are not known to be secrets before they are checked."""
 
 
 def by_keywords(settings: dict[str, Any], _: Path) -> Producer:
@@ -252,13 +254,13 @@ ENTRANCES: dict[str, Callable[..., object]] = {
     "blocking resume": lambda **settings: blocking.Producer.resume(HANDLE, **settings),
     "blocking resume, mapping": lambda **settings: blocking.Producer.resume(HANDLE, config=settings),
 }
-"""Every way in which keywords reach a producer. Functions with a mapping receive it as a whole."""
+"""Every way in which keywords reach a producer. Functions with a mapping receive the keywords as a whole."""
 
 
 @pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("case", GOOD)
-def test_a_secret_is_in_the_config_and_shows_nowhere(case, way, tmp_path, caplog):
+def test_a_secret_is_in_the_config_and_never_shown(case, way, tmp_path, caplog):
     with caplog.at_level(logging.DEBUG):
         config = way(
             {**GOOD[case], "retries": 3} if way in (by_mapping, by_file) else GOOD[case], tmp_path
@@ -274,13 +276,13 @@ def test_a_secret_is_in_the_config_and_shows_nowhere(case, way, tmp_path, caplog
 
 
 def shown(value: object) -> str:
-    """Its repr; of a producer, which is half-made when it raises, what it keeps."""
+    """Return the repr of a value; of a producer, which is incomplete when it raises, the repr of its attributes."""
     values = value if isinstance(value, tuple) else (value,)
     return "".join(repr(vars(part)) if isinstance(part, Producer) else repr(part) for part in values)
 
 
 def frames(error: BaseException | None) -> Iterator[TracebackType]:
-    """All frames of this package that an error, its causes and its contexts lead to."""
+    """Yield all frames of this package in the tracebacks of an error, its causes and its contexts."""
     while error is not None:
         at = error.__traceback__
         while at is not None:
@@ -293,7 +295,9 @@ def frames(error: BaseException | None) -> Iterator[TracebackType]:
 @pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("case", BAD)
-def test_a_refusal_shows_no_secret(case, way: Callable[..., Producer], tmp_path, caplog):
+def test_the_error_for_rejected_settings_shows_no_secret(
+    case, way: Callable[..., Producer], tmp_path, caplog
+):
     with caplog.at_level(logging.DEBUG), pytest.raises(ConfigError) as raised:
         way(dict(BAD[case]), tmp_path)
 
@@ -354,7 +358,7 @@ def test_no_frame_of_a_token_shows_it(given):
     assert_no_frame_shows_the_canary(raised.value)
 
 
-def test_every_way_to_make_a_producer_is_an_entrance():
+def test_every_way_to_create_a_producer_is_tested():
     for made in (Producer, blocking.Producer):
         makers = {
             name
@@ -381,7 +385,7 @@ def test_every_way_to_make_a_producer_is_an_entrance():
         lambda: blocking.Producer.resume(HANDLE, config=[CANARY], ssl_key_password=CANARY),
     ],
 )
-def test_no_frame_shows_a_password_beside_a_source_that_is_refused(make):
+def test_no_frame_shows_a_password_next_to_an_invalid_source(make):
     with pytest.raises(ConfigError) as raised:
         make()
 
@@ -389,7 +393,7 @@ def test_no_frame_shows_a_password_beside_a_source_that_is_refused(make):
     assert_no_frame_shows_the_canary(raised.value)
 
 
-def test_no_frame_shows_a_password_beside_a_handle_that_makes_no_sense():
+def test_no_frame_shows_a_password_next_to_an_invalid_handle():
     for make in (Producer.attach, blocking.Producer.attach):
         with pytest.raises(AttributeError) as raised:
             make(None, partitions=PARTITIONS, config={"sasl_password": CANARY}, ssl_key_password=CANARY)
@@ -418,7 +422,7 @@ def test_a_password_of_another_type_is_in_no_frame(entrance, setting, value):
     assert_no_frame_shows_the_canary(raised.value)
 
 
-def test_a_broken_file_shows_no_secret(tmp_path):
+def test_the_error_for_a_broken_file_shows_no_secret(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text(f"sasl.password={CANARY}\nclient.id=\\u12\n")
 

@@ -40,7 +40,7 @@ def jaas(module: str, **options: str) -> str:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_user_name_and_password(mechanism):
+def test_user_name_and_password_are_credentials(mechanism):
     effective = sasl(mechanism, sasl_plain_username="svc", sasl_plain_password="pw")
 
     assert effective.security_protocol == "SASL_SSL"
@@ -49,7 +49,7 @@ def test_user_name_and_password(mechanism):
     assert effective.sasl_plain_password == Secret("pw")
 
 
-def test_names_are_taken_in_any_case_as_librdkafka_writes_them():
+def test_names_are_accepted_in_any_case_as_in_librdkafka():
     effective = config(
         security_protocol="sasl_ssl",
         sasl_mechanism="scram-sha-256",
@@ -67,7 +67,7 @@ def test_a_user_name_alone_means_plain_as_in_aiokafka():
     assert effective.origin("sasl_mechanism") == "derived because sasl_plain_username is set"
 
 
-def test_a_tokens_source_means_oauthbearer():
+def test_a_source_of_tokens_means_oauthbearer():
     effective = sasl(None, sasl_oauth_token_provider=lambda: "token")
 
     assert effective.sasl_mechanism == "OAUTHBEARER"
@@ -80,7 +80,7 @@ def test_credentials_can_be_a_function():
     assert sasl("PLAIN", sasl_credentials=credentials).sasl_credentials is credentials
 
 
-def test_tokens_from_an_endpoint():
+def test_tokens_can_come_from_an_endpoint():
     effective = sasl(
         "OAUTHBEARER",
         sasl_oauthbearer_token_endpoint_url=URL,
@@ -119,7 +119,7 @@ def test_an_endpoint_is_https_or_local(url):
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
-def test_a_jaas_line_holds_user_name_and_password(mechanism):
+def test_a_jaas_line_contains_user_name_and_password(mechanism):
     module = "PlainLoginModule" if mechanism == "PLAIN" else "ScramLoginModule"
 
     effective = sasl(mechanism, sasl_jaas_config=jaas(module, username="svc", password="pw"))
@@ -128,7 +128,7 @@ def test_a_jaas_line_holds_user_name_and_password(mechanism):
     assert effective.origin("sasl_plain_password") == "explicit as sasl_jaas_config"
 
 
-def test_a_jaas_line_names_the_mechanism_if_it_can():
+def test_a_jaas_line_implies_the_mechanism_where_possible():
     plain = sasl(None, sasl_jaas_config=jaas("PlainLoginModule", username="svc", password="pw"))
 
     assert plain.sasl_mechanism == "PLAIN"
@@ -137,7 +137,7 @@ def test_a_jaas_line_names_the_mechanism_if_it_can():
         sasl(None, sasl_jaas_config=jaas("ScramLoginModule", username="svc", password="pw"))
 
 
-def test_a_jaas_line_of_a_delegation_token():
+def test_a_jaas_line_may_contain_a_delegation_token():
     effective = sasl(
         "SCRAM-SHA-256",
         sasl_jaas_config=jaas("ScramLoginModule", username="id", password="pw", tokenauth="true"),
@@ -146,7 +146,7 @@ def test_a_jaas_line_of_a_delegation_token():
     assert effective.sasl_scram_token_auth
 
 
-def test_a_jaas_line_with_client_credentials():
+def test_a_jaas_line_may_contain_client_credentials():
     effective = sasl(
         "OAUTHBEARER",
         sasl_oauthbearer_token_endpoint_url=URL,
@@ -193,7 +193,7 @@ def test_a_jaas_line_with_client_credentials():
         ({"sasl_jaas_config": jaas("PlainLoginModule", username="a")}, "sasl_plain_password is missing"),
     ],
 )
-def test_a_jaas_line_that_can_not_be_used(settings, problem):
+def test_a_jaas_line_that_cannot_be_used_is_rejected(settings, problem):
     with pytest.raises(ConfigError) as raised:
         sasl(settings.pop("sasl_mechanism", None), **settings)
 
@@ -327,7 +327,7 @@ ENDPOINT = {
         ),
     ],
 )
-def test_security_settings_that_contradict_each_other(settings, setting, problem):
+def test_contradictory_security_settings_are_rejected(settings, setting, problem):
     with pytest.raises(ConfigError) as raised:
         config(**settings)
 
@@ -356,9 +356,7 @@ def test_an_endpoint_that_would_leak_the_secret_is_refused_without_showing_it(ur
 
 
 @pytest.mark.parametrize("protocol", [{}, {"security_protocol": "SSL"}])
-def test_a_mechanism_alone_is_handed_on_by_programs_that_come_from_aiokafka_and_ends_in_a_warning(
-    protocol, caplog
-):
+def test_a_mechanism_alone_as_programs_for_aiokafka_pass_it_causes_a_warning(protocol, caplog):
     effective = config(sasl_mechanism="PLAIN", sasl_plain_username=None, sasl_plain_password=None, **protocol)
 
     assert effective.sasl_mechanism is None
@@ -366,7 +364,7 @@ def test_a_mechanism_alone_is_handed_on_by_programs_that_come_from_aiokafka_and_
     assert "sasl_mechanism=PLAIN has no effect with security_protocol=" in warning
 
 
-def test_passwords_in_clear_text_can_be_allowed_by_name():
+def test_passwords_in_clear_text_can_be_allowed_by_a_setting():
     effective = config(
         security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_plain_without_tls=True, **LOGIN
     )
@@ -375,7 +373,7 @@ def test_passwords_in_clear_text_can_be_allowed_by_name():
 
 
 @pytest.mark.parametrize(("protocol", "warns"), [("SASL_PLAINTEXT", True), ("SASL_SSL", False)])
-def test_a_token_without_tls_is_warned_of(caplog, protocol, warns):
+def test_a_token_without_tls_causes_a_warning(caplog, protocol, warns):
     config(
         security_protocol=protocol, sasl_mechanism="OAUTHBEARER", sasl_oauth_token_provider=lambda: "token"
     )
@@ -397,7 +395,7 @@ def test_tls_with_the_systems_certificates_needs_nothing_else():
     assert effective.sasl_mechanism is None
 
 
-def test_an_own_context_is_passed_on():
+def test_a_users_context_is_passed_on():
     context = ssl.create_default_context()
 
     assert config(security_protocol="SSL", ssl_context=context).ssl_context is context
@@ -445,7 +443,7 @@ def test_an_own_context_is_passed_on():
         ),
     ],
 )
-def test_tls_settings_that_contradict_each_other(settings, setting, problem):
+def test_contradictory_tls_settings_are_rejected(settings, setting, problem):
     with pytest.raises(ConfigError) as raised:
         config(security_protocol="SSL", **settings)
 
@@ -453,7 +451,7 @@ def test_tls_settings_that_contradict_each_other(settings, setting, problem):
     assert problem in str(raised.value)
 
 
-def test_lists_are_written_as_each_client_writes_them():
+def test_lists_are_accepted_as_each_client_writes_them():
     effective = config(
         security_protocol="SSL",
         ssl_enabled_protocols="TLSv1.3,TLSv1.2",
@@ -464,7 +462,7 @@ def test_lists_are_written_as_each_client_writes_them():
     assert effective.ssl_cipher_suites == ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384")
 
 
-def test_settings_with_sasl_settings_and_no_sasl_is_refused_as_a_whole():
+def test_sasl_settings_without_sasl_are_rejected_together():
     unsettled = UnsettledSettings({"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice"}, {})
 
     settle_security(unsettled)

@@ -86,7 +86,7 @@ def test_every_security_setting_begins_with_its_family():
 @pytest.mark.promise(
     "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
 )
-def test_every_field_of_the_config_is_a_setting_or_follows_from_some():
+def test_every_field_of_the_config_is_a_setting_or_derived_from_settings():
     fields = {field.name for field in dataclasses.fields(ProducerConfig)}
 
     assert fields == {setting.field for setting in SETTINGS.values() if setting.field} | {
@@ -106,7 +106,7 @@ def test_names_of_other_clients_belong_to_one_setting_each():
 
 
 class Wrong:
-    """No setting takes it."""
+    """An object that no setting accepts."""
 
     def __repr__(self) -> str:
         return "a wrong thing"
@@ -148,11 +148,11 @@ WRONG_VALUES = [
 @pytest.mark.parametrize(
     ("name", "value"), WRONG_VALUES, ids=[f"{name}-{number}" for number, (name, _) in enumerate(WRONG_VALUES)]
 )
-def test_a_wrong_value_of_any_setting_is_a_config_error_that_names_it(name, value):
+def test_an_invalid_value_of_any_setting_is_a_config_error_that_names_it(name, value):
     security = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_plain_username": "svc"}
     security["sasl_plain_password"] = "hunter2"
     others = security if name.startswith(("ssl_", "sasl_")) and name not in security else {}
-    # Levels are the codec's own.
+    # The levels depend on the codec.
     others |= {"compression_type": "gzip"} if name == "compression_level" else {}
 
     with pytest.raises(ConfigError) as raised:
@@ -166,7 +166,7 @@ def test_a_wrong_value_of_any_setting_is_a_config_error_that_names_it(name, valu
     assert "hunter2" not in repr(raised.value.value)
 
 
-def test_none_is_left_out_where_that_is_the_default_and_nowhere_else_but_for_aiokafka():
+def test_none_is_accepted_only_where_it_is_the_default_and_where_aiokafka_accepts_it():
     taken = set()
     for name in SETTINGS:
         try:
@@ -185,7 +185,7 @@ def test_none_is_left_out_where_that_is_the_default_and_nowhere_else_but_for_aio
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_text_for_any_setting_is_parsed_or_refused_with_a_sentence(name):
+def test_text_for_any_setting_is_parsed_or_rejected_with_a_sentence(name):
     value_type = SETTINGS[name].value_type
     problems = []
     for text in ("", " ", "x", "\0", "-1", "1e9", "1_000", "٣", "9" * 500, "true", "a=b", "[::1]:1"):
@@ -203,11 +203,11 @@ def test_text_for_any_setting_is_parsed_or_refused_with_a_sentence(name):
 @pytest.mark.promise(
     "Settings from anywhere", "the table of settings, the signature, the config and the guide agree"
 )
-def test_the_guide_has_a_row_for_every_setting_and_it_is_true():
+def test_the_guide_has_a_correct_row_for_every_setting():
     rows = rows_of(section(PAGE.read_text(), HEADING))
 
     assert [row[:6] for row in rows] == [row_for(setting) for setting in SETTINGS.values()]
-    assert all(len(row) == 7 and len(row[6]) > 10 for row in rows), "each says what it means"
+    assert all(len(row) == 7 and len(row[6]) > 10 for row in rows), "each row says what its setting means"
 
 
 @pytest.mark.promise(
@@ -222,7 +222,7 @@ def test_the_guide_has_a_row_for_every_setting_and_it_is_true():
         (Fate.REFUSED, "Refused"),
     ],
 )
-def test_the_guide_tells_the_fate_of_every_key_and_why(fate, heading):
+def test_the_guide_says_how_every_key_is_handled_and_why(fate, heading):
     part = PAGE.read_text().split(f"\n### {heading}\n")[1].split("\n### ")[0]
     lines = [line for line in part.splitlines() if line.startswith("| `")]
     told = {name: line for line in lines for name in re.findall(r"`([^`]+)`", line.split("|")[1])}

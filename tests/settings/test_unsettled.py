@@ -21,7 +21,7 @@ def unsettled(origins: dict[str, str] | None = None, **given: object) -> Unsettl
     return UnsettledSettings({"bootstrap_servers": "a:9092", **given}, origins or {})
 
 
-def test_a_setting_that_was_left_out_has_its_default():
+def test_an_omitted_setting_has_its_default():
     found = unsettled()
 
     assert found["linger_ms"] == 0.005
@@ -34,7 +34,7 @@ def test_a_setting_of_a_file_is_named_with_its_place_and_a_keyword_is_not():
     assert unsettled(linger_ms=7).said("linger_ms") == "linger_ms=7"
 
 
-def test_none_is_left_out_where_none_is_the_default():
+def test_none_counts_as_omitted_where_none_is_the_default():
     assert not unsettled(transactional_id=None).is_given("transactional_id")
 
 
@@ -46,7 +46,7 @@ def test_a_malformed_value_is_refused_with_its_place():
     assert FILE in str(caught.value)
 
 
-def test_a_derived_value_says_from_what():
+def test_a_derived_value_names_its_source():
     found = unsettled(acks=1)
     found.derive("enable_idempotence", False, found.said("acks"))
 
@@ -55,7 +55,7 @@ def test_a_derived_value_says_from_what():
     assert not found.is_given("enable_idempotence")
 
 
-def test_an_alias_gives_its_value_unless_both_are_given_and_differ():
+def test_an_alias_sets_the_value_unless_both_are_given_and_differ():
     found = unsettled(max_batch_size=1000)
     found.take_over("max_batch_size", "batch_size")
     assert found["batch_size"] == 1000
@@ -65,7 +65,7 @@ def test_an_alias_gives_its_value_unless_both_are_given_and_differ():
         unsettled(max_batch_size=1000, batch_size=2000).take_over("max_batch_size", "batch_size")
 
 
-def test_a_setting_with_a_mistake_is_given_and_can_not_be_read():
+def test_an_invalid_setting_counts_as_given_and_cannot_be_read():
     mistake = Mistake("linger_ms", ConfigError("wrong", setting="linger_ms", value=None))
     found = UnsettledSettings({}, {"linger_ms": FILE}, Mistakes((mistake,), frozenset({"acks"})))
 
@@ -77,7 +77,7 @@ def test_a_setting_with_a_mistake_is_given_and_can_not_be_read():
         found.raise_mistakes()
 
 
-def test_a_check_that_needs_such_a_setting_is_skipped():
+def test_a_check_that_needs_an_invalid_setting_is_skipped():
     found = unsettled(linger_ms=-1)
 
     assert not found.attempt(lambda settings: settings.default("batch_size", settings["linger_ms"]))
@@ -98,7 +98,7 @@ def test_all_mistakes_are_raised_as_one_error():
     assert caught.value.setting == "acks"
 
 
-def test_in_a_contradiction_the_setting_of_a_source_gives_way_to_a_keyword_and_the_check_runs_again():
+def test_in_a_contradiction_a_setting_of_a_source_yields_to_a_keyword_and_the_check_runs_again():
     found = unsettled({"acks": FILE}, acks=1, enable_idempotence=True)
 
     def check(settings: UnsettledSettings) -> None:
@@ -123,7 +123,7 @@ def test_a_contradiction_within_a_source_or_between_keywords_is_a_mistake(origin
     assert type(caught.value) is ConfigError
 
 
-def test_a_dropped_setting_takes_its_parts_and_its_mistake_with_it():
+def test_with_a_dropped_setting_its_parts_and_its_mistake_are_also_dropped():
     found = unsettled({"sasl_jaas_config": FILE}, sasl_jaas_config="line", sasl_mechanism="PLAIN")
     found.take_from("sasl_jaas_config", "sasl_plain_username", "svc")
     assert found.is_part("sasl_plain_username", "sasl_jaas_config")
@@ -137,7 +137,7 @@ def test_a_dropped_setting_takes_its_parts_and_its_mistake_with_it():
     assert wrong["ssl_truststore_type"] is None
 
 
-def test_given_leaves_out_what_has_the_default():
+def test_given_omits_settings_that_have_their_default():
     found = unsettled(
         sasl_kerberos_service_name="kafka", sasl_kerberos_principal="me", sasl_plain_without_tls=False
     )

@@ -1,4 +1,4 @@
-"""Settings that are the user's Python code: accepted values, and their representation."""
+"""Settings that are Python code of the user: accepted values, and their representation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Serializes:
         return b""
 
 
-def test_a_function_and_an_object_with_the_method_are_serializers():
+def test_a_function_and_an_object_with_the_method_are_accepted_as_serializers():
     for value in (str.encode, found := Serializes()):
         assert Serializing().check(value) is value
     assert Serializing().shown(found) == "<Serializes>"
 
 
 @pytest.mark.parametrize("value", [b"bytes", 5, Sees()])
-def test_anything_else_is_no_serializer(value):
+def test_anything_else_is_not_accepted_as_a_serializer(value):
     with pytest.raises(ValueError, match="callable or have a method serialize"):
         Serializing().check(value)
 
@@ -46,12 +46,12 @@ def test_a_file_may_name_a_java_class_that_has_a_counterpart():
         Serializing().parse("com.example.Avro")
 
 
-def test_a_serializer_of_a_schema_registry_changes_nothing():
+def test_the_name_of_a_schema_registry_serializer_has_no_effect():
     with pytest.raises(NoEffect, match="send bytes, or pass a Python function as a keyword argument"):
         Serializing().parse("io.confluent.kafka.serializers.KafkaAvroSerializer")
 
 
-def test_interceptors_that_only_observe_change_nothing():
+def test_the_names_of_observing_interceptors_have_no_effect():
     name = "io.confluent.monitoring.clients.interceptor.MonitoringProducerInterceptor"
 
     with pytest.raises(NoEffect, match=r"call producer\.metrics"):
@@ -73,7 +73,7 @@ def test_a_partitioner_of_none_is_the_default():
     assert PartitionerChoice().none_is_default
 
 
-def test_other_code_can_not_be_given_as_text():
+def test_other_code_cannot_be_passed_as_text():
     with pytest.raises(ValueError, match="it must be a function of two"):
         UserCode("a function of two").parse("os.getcwd")
 

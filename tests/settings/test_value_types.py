@@ -40,7 +40,7 @@ def test_no_other_text_is_a_duration(text):
 
 
 @pytest.mark.parametrize("value", [2**53 - 1, 2**53, 2**63 - 1])
-def test_javas_longest_duration_is_taken_for_the_longest_one(value):
+def test_javas_longest_duration_becomes_our_longest_one(value):
     kind = Milliseconds()
 
     assert kind.check(kind.parse(str(value))) == (2**53 - 1) / 1000
@@ -56,11 +56,11 @@ def test_a_client_id_is_not_a_url():
         ClientId().check("https://svc:secret@host")
 
 
-def test_an_idle_time_of_none_is_never():
+def test_an_idle_time_of_none_means_never():
     assert IdleTime().check(None) == 0.0
 
 
-def test_a_fraction_lies_between_its_bounds():
+def test_a_fraction_must_be_within_its_bounds():
     kind = Fraction(0.5, 0.9)
 
     assert kind.check(kind.parse("0.75")) == 0.75

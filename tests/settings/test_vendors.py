@@ -1,4 +1,4 @@
-"""Configuration files as vendors hand them out: each loads in one go, with at most one warning.
+"""Configuration files as vendors publish them: each loads without changes, with at most one warning.
 
 The files are in vendors/, each with its source. Their secrets are made up."""
 
@@ -20,10 +20,10 @@ FILES = Path(__file__).parent / "vendors"
 
 
 class Expected(NamedTuple):
-    """What is in effect, and what the warning says."""
+    """The settings in effect, and the content of the warning."""
 
     settings: dict[str, Any]
-    """By field of ProducerConfig; of objects, their repr."""
+    """Values by field of ProducerConfig; for objects, their repr."""
     notes: Sequence[str] = ()
     """The parts of the only warning, in order; `{3}` is the place FILE:3."""
 
@@ -160,7 +160,7 @@ def path_of(name: str) -> Path:
 
 
 def loaded(load: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> tuple[ProducerConfig, list[str]]:
-    """The settings in effect, and all that was logged."""
+    """Return the settings in effect, and everything that was logged."""
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "aioproducer"):
         config = load().config
@@ -186,7 +186,7 @@ def _no_region_in_the_environment(monkeypatch):
 
 @pytest.mark.promise("Settings from anywhere", "the configuration files that vendors hand out load in one go")
 @pytest.mark.parametrize("name", LOADED)
-def test_a_vendors_file_loads_in_one_go_with_at_most_one_warning(name, caplog):
+def test_a_vendors_file_loads_unchanged_with_at_most_one_warning(name, caplog):
     path, expected = path_of(name), LOADED[name]
 
     config, logged = loaded(lambda: Producer.from_properties(path), caplog)
@@ -201,7 +201,7 @@ def test_a_vendors_file_loads_in_one_go_with_at_most_one_warning(name, caplog):
 
 @pytest.mark.parametrize("name", LOADED)
 @pytest.mark.parametrize("kind", [blocking.Producer, RecordingProducer], ids=["blocking", "recording"])
-def test_the_other_producers_take_the_same_file_with_the_same_warning(name, kind, caplog):
+def test_the_other_producers_accept_the_same_file_with_the_same_warning(name, kind, caplog):
     path, expected = path_of(name), LOADED[name]
 
     config, logged = loaded(lambda: kind.from_properties(path), caplog)
@@ -218,7 +218,7 @@ def test_every_file_names_its_source_and_is_tested():
     assert "Source: https://" in str(librdkafka.__doc__)
 
 
-def test_a_dict_for_librdkafkas_producers_and_consumers_loads_in_one_go(caplog):
+def test_a_dict_for_librdkafkas_producers_and_consumers_loads_unchanged(caplog):
     config, [warning] = loaded(lambda: Producer.from_config(librdkafka.SETTINGS), caplog)
 
     assert config.bootstrap_servers == (("kafka-1.example.com", 9093), ("kafka-2.example.com", 9093))
@@ -236,7 +236,7 @@ def test_a_dict_for_librdkafkas_producers_and_consumers_loads_in_one_go(caplog):
     ]
 
 
-def test_a_jks_gives_the_keytool_command_and_loads_once_that_was_run(tmp_path, caplog):
+def test_for_a_jks_the_error_has_a_keytool_command_after_which_the_file_loads(tmp_path, caplog):
     path = path_of("aiven_jks")
     with pytest.raises(ConfigError) as caught:
         Producer.from_properties(path)
@@ -260,8 +260,8 @@ def test_a_jks_gives_the_keytool_command_and_loads_once_that_was_run(tmp_path, c
 
 
 @pytest.mark.parametrize("name", [name for name in LOADED if "sasl_plain_password" in LOADED[name].settings])
-def test_a_password_in_the_code_wins_over_that_of_a_vendors_file(name):
-    """Where the file has one, whether as a setting of its own or within the JAAS line."""
+def test_a_password_in_the_code_takes_precedence_over_that_of_a_vendors_file(name):
+    """The password of the file may be a setting or part of the JAAS line."""
     config = Producer.from_properties(path_of(name), sasl_plain_password="new").config
 
     assert config.sasl_plain_password == Secret("new")

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 @pytest.fixture(params=["v1", "v2"])
 def kafka(request):
-    """Kafka 3.9.2 has transactions v1 finalized, Kafka 4.3.1 v2."""
+    """In Kafka 3.9.2 transactions v1 are finalized, in Kafka 4.3.1 v2."""
     return request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
 
 
@@ -54,7 +54,7 @@ def committed(kafka, topic):
 
 
 class Servers:
-    """The arguments of `once`, as a stage."""
+    """A substitute for a stage, as an argument of `once`."""
 
     def __init__(self, kafka):
         self.servers = kafka.bootstrap_servers
@@ -70,13 +70,13 @@ def test_both_modes_write_what_consumers_read(spark, kafka, made):
 
 @pytest.fixture(scope="module")
 def driver():
-    """A driver, restarted only after it was killed."""
+    """A driver that is restarted only after it was killed."""
     with Driver() as running:
         yield running
 
 
 DRIVERS = {"v1": ("F7", "F8", "F10"), "v2": ("F2", "F3", "F8", "F10")}
-"""The places where the driver is killed, without F1, at which no broker is involved yet."""
+"""The places where the driver is killed. F1 is missing, because no broker is involved yet at that place."""
 
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
@@ -112,7 +112,7 @@ def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_kille
     "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
     "has",
 )
-async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
+async def test_the_second_writer_of_a_partition_is_detected(kafka, made):
     """A real broker's answer to a repeated batch contains the time of the first one; other answers contain no time."""
     servers = kafka.bootstrap_servers
     async with Producer(servers, transactional_id=made) as owner:
@@ -138,8 +138,8 @@ async def test_the_second_writer_of_a_partition_is_noticed(kafka, made):
     "checkpoint are rejected",
 )
 @pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
-def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(kafka, timestamps):
-    """The second writer has the attempt number 0 again, and as many rows, but other ones."""
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_detected(kafka, timestamps):
+    """The second writer also has attempt number 0 and as many rows, but other ones."""
     made = f"spark-{uuid4().hex[:8]}"
     asyncio.run(kafka.create_topic(made, PARTITIONS, config={"message.timestamp.type": timestamps}))
     told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": made}
@@ -155,7 +155,7 @@ def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed
             [rows], options, plan, None, task=0, attempt=0, speculation=False
         )
 
-    assert write_rows(0).rows == 10  # acknowledged; Spark never gets the report
+    assert write_rows(0).rows == 10  # acknowledged, but Spark never gets the report
     with pytest.raises(exactly_once.OtherWriterError, match=f"another writer.*{made}"):
         write_rows(100)
     exactly_once.abort(options, plan, [None])
@@ -168,7 +168,7 @@ def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed
     "a second attempt, a stage that is run again, two tasks on a partition, a second driver and a new "
     "checkpoint are rejected",
 )
-def test_a_topic_with_log_append_time_is_refused_until_the_option_says_it(kafka):
+def test_a_topic_with_log_append_time_is_rejected_without_the_option(kafka):
     name = f"spark-{uuid4().hex[:8]}"
     asyncio.run(kafka.create_topic(name, 1, config={"message.timestamp.type": "LogAppendTime"}))
     told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": name}
@@ -199,9 +199,7 @@ def three(request):
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
-def test_brokers_that_are_killed_in_mid_stream_and_in_mid_commit_and_answers_that_are_lost(
-    three, driver, tmp_path
-):
+def test_brokers_are_killed_during_a_stream_and_a_commit_and_answers_are_lost(three, driver, tmp_path):
     """F11: the new coordinator or leader completes the decided commit. F6: the brokers abort the transaction."""
     played = {"exactly_once": ("leader", "F11", "F5", "F9", "F6"), "at_least_once": AT_LEAST_ONCE}
     for mode, names in played.items():
@@ -224,7 +222,7 @@ def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, th
 
     def kill() -> None:
         while not done.wait(0.05):
-            if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are written, the commit is next
+            if len(asyncio.run(written(kafka, name))) >= 330:  # the rows are written, and the commit is next
                 asyncio.run(kafka.kill(victim))
                 return
 

@@ -1,4 +1,4 @@
-"""Tests of the columns of a DataFrame: which can be written, and how their rows are passed to send_many."""
+"""Tests of the columns of a DataFrame: those that can be written, and how their rows are passed to send_many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def schema(**columns: object) -> StructType:
     return found
 
 
-def test_the_columns_of_sparks_own_sink_and_a_timestamp_are_taken():
+def test_the_columns_of_sparks_own_sink_and_a_timestamp_are_accepted():
     check_columns(
         schema(
             topic=StringType(),
@@ -60,7 +60,7 @@ def test_columns_become_the_arguments_of_send_many():
     assert arguments["values"].to_pylist() == [b"v"]
 
 
-def test_rows_are_parted_by_topic_in_their_order():
+def test_rows_are_divided_by_topic_in_their_order():
     batch = pa.record_batch({"topic": ["a", "b", "a"], "value": [b"1", b"2", b"3"]})
 
     found = {topic: table.column("value").to_pylist() for topic, table in by_topic([batch], None)}

@@ -26,9 +26,9 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 from aioproducer.spark import partition_by_key
 
 df = spark.range(100).selectExpr("CAST(id AS string) AS key", "concat('v', id) AS value")
-told = {"kafka.bootstrap.servers": sys.argv[1], "topic": "t"}
-df.write.format("aioproducer").options(**told).mode("append").save()
-once = {**told, "delivery": "exactly_once", "transactionalId": "tx", "txnAppId": "a", "txnVersion": "0"}
+target = {"kafka.bootstrap.servers": sys.argv[1], "topic": "t"}
+df.write.format("aioproducer").options(**target).mode("append").save()
+once = {**target, "delivery": "exactly_once", "transactionalId": "tx", "txnAppId": "a", "txnVersion": "0"}
 for _ in range(2):
     partition_by_key(df, 3).write.format("aioproducer").options(**{**once, "topic": "once"}).mode("append").save()
 stream = spark.readStream.schema("key string, value string").json(sys.argv[2])
@@ -50,7 +50,7 @@ query = (
 )
 query.awaitTermination(100)
 try:
-    df.selectExpr("CAST(key AS int) AS value").write.format("aioproducer").options(**told).mode("append").save()
+    df.selectExpr("CAST(key AS int) AS value").write.format("aioproducer").options(**target).mode("append").save()
     sys.exit("a value of ints was not rejected")
 except Exception as error:
     assert "value must be a(n) string or binary" in str(error), error

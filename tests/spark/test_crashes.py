@@ -50,7 +50,7 @@ def driver():
 
 
 def test_processes_that_reach_a_place_simultaneously_count_each_visit_once(tmp_path):
-    """Otherwise a crash ordered for the first visit never happens, since two tasks both count the second one."""
+    """If two tasks both counted the second visit, a crash ordered for the first visit would never happen."""
     together = multiprocessing.get_context("spawn").Barrier(2)
     with ProcessPoolExecutor(
         2, multiprocessing.get_context("spawn"), initializer=_meet, initargs=(together,)
@@ -69,7 +69,7 @@ def _visits(path, count):
 
 
 class Idle:
-    """A driver that does nothing, or stops answering."""
+    """A driver that does nothing, or does not answer."""
 
     def __init__(self, error=None):
         self.error = error
@@ -154,20 +154,19 @@ def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_kille
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
-def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_was_made(driver, place, tmp_path):
+def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_took_effect(driver, place, tmp_path):
     names = ("F3 error", "F3 worker", "F4", "F6", "F12", "F13")
     run = Run(driver, place, "failed", tmp_path / "run")
 
     play(run, [DEATHS[name] for name in names])
 
-    assert [bool(text.partition("\n")[2]) for text in run.log] == [True] * len(
-        names
-    )  # each batch was aborted
+    # Each batch was aborted.
+    assert [bool(text.partition("\n")[2]) for text in run.log] == [True] * len(names)
 
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
-def test_lost_answers_and_brokers_that_are_killed_in_mid_stream(driver, place, tmp_path):
+def test_answers_are_lost_and_brokers_are_killed_during_a_stream(driver, place, tmp_path):
     crashes = [
         DEATHS[name]._replace(visit=visit) for name in ("F5", "F9", "F11", "leader") for visit in (1, 2)
     ]
@@ -183,7 +182,7 @@ def test_lost_answers_and_brokers_that_are_killed_in_mid_stream(driver, place, t
     "Spark", "the proof of `make chaos-spark` convicts an at-least-once sink and one that ignores its marker"
 )
 @pytest.mark.timeout(400)
-def test_the_proof_convicts_at_least_once_and_a_sink_that_ignores_its_marker(driver, place, tmp_path):
+def test_the_proof_detects_at_least_once_and_a_sink_that_ignores_its_marker(driver, place, tmp_path):
     run = Run(driver, place, "twice", tmp_path / "one", delivery="at_least_once")
     run.add_files(2)
     assert run.drive(Crash("F7", "any commit", "driver")) < 0
@@ -222,9 +221,7 @@ def anywhere(request, topic):
 
 @pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
 @pytest.mark.timeout(400)
-def test_an_executor_that_is_killed_takes_nothing_with_it_and_leaves_nothing_twice(
-    anywhere, executors, topic, tmp_path
-):
+def test_a_killed_executor_loses_and_duplicates_nothing(anywhere, executors, topic, tmp_path):
     run = Run(executors, anywhere, topic, tmp_path / "run")
     crashes = [EXECUTOR["F3 executor"], DEATHS["F3 error"], EXECUTOR["F3 acknowledged"]]
 

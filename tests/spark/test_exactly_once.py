@@ -1,4 +1,4 @@
-"""Tests of the ownership of a transactional id: a query that uses the id of another one is rejected."""
+"""Tests of the ownership of a transactional id: a query that uses the id of another query is rejected."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def plan(marker: Version | None) -> Plan:
         (Version("query", 3), None),
     ],
 )
-def test_the_same_query_and_a_first_one_may_write(marker, version):
+def test_a_first_query_and_the_same_query_may_write(marker, version):
     assert check_owner(OPTIONS, plan(marker), version) is None
 
 
-def test_another_query_is_refused_with_both_names_and_the_option_that_allows_it():
+def test_another_query_is_rejected_with_both_names_and_the_option_that_allows_it():
     with pytest.raises(
         SinkError, match=r"belongs to the query old, and this is new.*onCheckpointReset=accept"
     ):

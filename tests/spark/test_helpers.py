@@ -14,7 +14,7 @@ from tests.support.spark_stage import stage
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 1.5, True, "3", None, {}, {"t": 3, "u": 0}])
-def test_the_number_of_partitions_is_a_whole_number(partitions):
+def test_the_number_of_partitions_must_be_a_whole_number(partitions):
     with pytest.raises(ValueError, match="must be the number of partitions in the topic"):
         partition_by_key(None, partitions)
 
@@ -38,7 +38,7 @@ LOST = "executor 1 on a:1 was lost: killed"
 
 @pytest.fixture
 def losses(monkeypatch):
-    """The losses that Spark reports, which the test fills in."""
+    """The losses that Spark reports; the test adds them."""
     found = []
     watch = SimpleNamespace(losses=lambda: list(found))
     monkeypatch.setattr(helpers, "LossWatch", lambda spark, group: watch)
@@ -46,7 +46,7 @@ def losses(monkeypatch):
 
 
 class Batch:
-    """A DataFrame whose write fails a few times."""
+    """A DataFrame whose write fails a given number of times."""
 
     def __init__(self, failures: int, speculation: str = "false") -> None:
         self.failures, self.tries, self.told = failures, 0, {}
@@ -105,7 +105,7 @@ def test_the_last_failure_names_the_lost_executor(losses, caplog):
 
 
 @pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
-def test_speculation_is_refused_before_anything_is_written():
+def test_speculation_is_rejected_before_anything_is_written():
     batch = Batch(failures=0, speculation="true")
 
     with pytest.raises(SinkError, match=r"spark\.speculation is on.*Set spark\.speculation=false"):
@@ -146,7 +146,7 @@ def test_a_query_is_started_again_after_a_loss(started, losses, caplog):
 
 
 @pytest.mark.promise("Spark", "a query is started again if an executor was lost, a bounded number of times")
-def test_a_batch_that_fails_too_often_ends_with_what_was_lost(started, losses):
+def test_the_error_of_a_batch_that_fails_too_often_names_the_losses(started, losses):
     losses.append(LOST)
     queries = started(Query(AGAIN), Query(AGAIN, progress=3), Query(AGAIN), Query())
 

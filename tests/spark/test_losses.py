@@ -39,7 +39,7 @@ def task(index, attempt, error=None):
 
 
 def session(jobs, executors=(), stages=None, error=None):
-    """A session whose jobs are those of `jobs`, each with the stages of `stages`: {(stage, attempt): tasks}."""
+    """Return a session with these jobs, each of which has the stages of `stages`: {(stage, attempt): tasks}."""
 
     def task_list(stage, attempt, most):
         return sequence(*(stages or {}).get((stage, attempt), ()))
@@ -92,11 +92,11 @@ def test_failed_tasks_of_new_jobs_are_listed_in_all_attempts_of_their_stages():
     ]
 
 
-def test_a_session_of_spark_connect_has_no_list():
+def test_a_session_of_spark_connect_has_no_list_of_losses():
     assert LossWatch(SimpleNamespace(), "g").losses() == []
 
 
-def test_a_store_that_can_not_be_read_is_reported():
+def test_a_store_that_cannot_be_read_is_reported():
     watch = LossWatch(session({"g": []}, error=Py4JError("no such method\nat line 1")), "g")
 
     assert watch.losses() == ["its losses can't be read: no such method"]

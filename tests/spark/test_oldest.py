@@ -22,9 +22,9 @@ ROWS = 200
 
 @pytest.fixture(scope="module")
 def driver(request):
-    """A driver with that PySpark, and the jars of its Kafka source."""
+    """A driver with this version of PySpark, and the jars of its Kafka source."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # it prints the downloads
+    with capture.global_and_fixture_disabled():  # downloads are printed
         jars = environment.connector(OLDEST).jars
         python = environment.python_with(OLDEST)
     with Driver(python=str(python), jars=",".join(sorted(map(str, jars.glob("*.jar"))))) as running:
@@ -32,7 +32,7 @@ def driver(request):
 
 
 def reading(driver, servers, fault=None):
-    """Reads the brokers with Spark's own source."""
+    """Return the brokers as a place whose records are read by Spark's own source."""
 
     def committed(topic):
         ended = driver.play({"job": "read", "servers": servers, "topic": topic})
@@ -49,7 +49,7 @@ def write(driver, servers, **options):
 
 
 def write_batches(driver, place):
-    """Writes in both modes; with exactly_once twice, under one version."""
+    """Write in both modes; with exactly_once twice, under the same version."""
     write(driver, place.servers, topic="oldest")
     told = {"delivery": "exactly_once", "transactionalId": "o", "txnAppId": "a", "txnVersion": "3"}
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_on_the_embedded_cluster_with_a_driver_that_is_killed(driver, tmp_path):
 )
 @pytest.mark.apache
 @pytest.mark.timeout(900)
-def test_on_a_real_kafka_with_a_commit_that_fails_after_it_was_made(driver, apache_kafka, tmp_path):
+def test_on_a_real_kafka_with_a_commit_that_fails_after_it_took_effect(driver, apache_kafka, tmp_path):
     for topic in ("oldest", "oldest-once", "oldest-stream"):
         asyncio.run(apache_kafka.create_topic(topic, PARTITIONS))
     place = reading(driver, apache_kafka.bootstrap_servers)

@@ -23,7 +23,7 @@ EXACTLY_ONCE = {**SERVERS, "topic": "t", "delivery": "exactly_once", "transactio
 SEVERAL = {name: value for name, value in EXACTLY_ONCE.items() if name != "topic"}
 
 
-def test_kafkas_options_go_to_the_producer_and_sparks_own_are_ignored():
+def test_kafkas_options_are_passed_to_the_producer_and_sparks_own_are_ignored():
     options = read_options(
         {**SERVERS, "kafka.Linger.ms": "7", "topic": "t", "checkpointLocation": "/x"}, is_stream=True
     )
@@ -80,7 +80,7 @@ def test_a_stream_has_its_own_version():
         read_options({**EXACTLY_ONCE, "txnAppId": "a", "txnVersion": "1"}, is_stream=True)
 
 
-def test_options_travel_to_the_executors_and_show_no_password():
+def test_options_are_sent_to_the_executors_and_show_no_password():
     given = {**SERVERS, "kafka.ssl.key.password": "canary", "kafka.security.protocol": "SSL"}
     given |= {"kafka.ssl.keystore.location": "/k.pem"}
     options = SinkOptions(dict(given), "t")
@@ -105,7 +105,7 @@ def test_reports_need_a_directory(tmp_path):
         ({"kafka.enable.metrics.push": "false"}, False),
     ],
 )
-def test_a_task_pushes_no_metrics_unless_it_is_told_to(given, is_pushed):
+def test_a_task_pushes_metrics_only_if_the_option_is_set(given, is_pushed):
     producer = read_options({**SERVERS, "topic": "t", **given}, is_stream=False).producer()
 
     assert producer.config.enable_metrics_push is is_pushed
@@ -126,7 +126,7 @@ def test_errors_name_options_and_not_settings(text, expected):
 
 
 def test_a_planning_error_passes_pysparks_serializer_unchanged():
-    """It wraps any other error: "Could not serialize object"."""
+    """The serializer wraps any other error: "Could not serialize object"."""
     from pyspark.serializers import CloudPickleSerializer
 
     class Planned:
@@ -168,7 +168,7 @@ class Silent:
         return {0, 1}
 
 
-def test_brokers_that_do_not_answer_get_the_whole_time():
+def test_brokers_that_do_not_answer_are_waited_for_until_the_time_limit():
     producer = Silent()
 
     assert SinkOptions({}).partitions_of(producer, "t") == 2

@@ -15,7 +15,7 @@ FIRST = TaskReport(0, 10, 1000, 0.5, 1, 0.002, {TopicPartition("a", 0): Written(
 SECOND = TaskReport(1, 5, 500, 2.0, 0, 0.004, {TopicPartition("b", 0): Written(5, 4)})
 
 
-def test_totals_add_rows_and_take_the_slowest_task():
+def test_totals_add_rows_and_include_the_slowest_task():
     found = totals([FIRST, SECOND])
 
     assert (found.rows, found.bytes, found.tasks, found.retries) == (15, 1500, 2, 1)
@@ -80,5 +80,5 @@ def test_a_listener_logs_by_default_and_waits_for_the_file(tmp_path, caplog):
     )
 
 
-def test_a_report_travels_to_the_driver():
+def test_a_report_is_sent_to_the_driver():
     assert pickle.loads(pickle.dumps(FIRST)) == FIRST

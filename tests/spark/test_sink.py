@@ -119,7 +119,7 @@ def test_the_sink_can_also_be_registered(spark, cluster, topic):
 
 
 @pytest.mark.promise("Spark", "a write in a thread other than the session's finds the sink")
-def test_a_thread_of_its_own_writes_once_it_has_activated_the_session(spark, cluster, topic):
+def test_another_thread_can_write_once_it_has_activated_the_session(spark, cluster, topic):
     def write_in_thread(*, is_active):
         if is_active:
             activate(spark)
@@ -131,7 +131,7 @@ def test_a_thread_of_its_own_writes_once_it_has_activated_the_session(spark, clu
         error = done.exception()
         if is_active:
             assert error is None
-        else:  # if Spark finds it one day, the helper can go
+        else:  # once Spark finds it, the helper can be removed
             assert "DATA_SOURCE_NOT_FOUND" in str(error)
 
     assert cluster.committed(topic) == values(10)
@@ -212,7 +212,7 @@ def test_exactly_once_writes_to_several_topics_and_places_rows_by_key(spark, clu
     else:
         df = partition_by_key(df, counts)
 
-    for _ in range(2):  # the second time, it is skipped
+    for _ in range(2):  # the second time, the write is skipped
         write(df, cluster.servers, **options)
 
     assert cluster.committed(f"{topic}-b") == sorted(b"v%d" % number for number in range(0, 300, 3))
@@ -221,7 +221,7 @@ def test_exactly_once_writes_to_several_topics_and_places_rows_by_key(spark, clu
         assert record.partition == murmur2_partition(bytes(record.key), 3)
 
 
-def test_a_row_for_a_topic_that_is_not_listed_is_refused(spark, cluster, topic):
+def test_a_row_for_a_topic_that_is_not_listed_is_rejected(spark, cluster, topic):
     df = numbered(spark, 30).withColumn("topic", F.expr(f"IF(key = '7', 'other', '{topic}')"))
     options = {"delivery": "exactly_once", "transactionalId": topic, "topics": topic}
 
@@ -308,7 +308,7 @@ def files(folder, count, first=0):
     "not note its commit",
 )
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-def test_a_stream_goes_on_where_it_was(spark, cluster, topic, tmp_path, delivery):
+def test_a_stream_continues_where_it_stopped(spark, cluster, topic, tmp_path, delivery):
     options = {"delivery": delivery}
     if delivery == "exactly_once":
         options["transactionalId"] = topic
@@ -381,12 +381,12 @@ def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
     "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
     "not note its commit",
 )
-def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster, topic, tmp_path):
+def test_a_batch_whose_commit_spark_did_not_record_is_skipped(spark, cluster, topic, tmp_path):
     options = {"delivery": "exactly_once", "transactionalId": topic}
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     files(folder, 2)
     stream(spark, folder, checkpoint, cluster, topic, **options)
-    for kept in ("1", ".1.crc"):  # as if the driver had died before it wrote this down
+    for kept in ("1", ".1.crc"):  # as if the driver had died before it wrote this file
         (checkpoint / "commits" / kept).unlink(missing_ok=True)
 
     stream(spark, folder, checkpoint, cluster, topic, **options)
@@ -398,7 +398,7 @@ def test_a_batch_that_was_committed_before_spark_knew_is_skipped(spark, cluster,
     "Spark", "one transaction for several topics, whose marker survives changes of their list"
 )
 def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_path):
-    """The last batch was committed to Kafka but not in Spark; then the query starts with one more topic."""
+    """The last batch was committed in Kafka but not in Spark; then the query starts with one more topic."""
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
 
     def run(*letters):

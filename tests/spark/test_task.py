@@ -71,7 +71,7 @@ def test_a_report_lists_the_rows_of_each_partition(cluster):
     "Spark",
     "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
 )
-def test_a_workers_producer_is_used_again_and_dropped_when_it_fails(cluster):
+def test_a_workers_producer_is_reused_and_dropped_when_it_fails(cluster):
     options = options_of(cluster)
     task.write_at_least_once([batch_of(0, 1)], options, 0)
     (kept,) = task._kept.values()
@@ -91,7 +91,7 @@ def test_a_workers_producer_is_used_again_and_dropped_when_it_fails(cluster):
     "Spark",
     "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
 )
-def test_nothing_of_a_failed_task_is_sent_later(cluster):
+def test_no_record_of_a_failed_task_is_sent_later(cluster):
     def batches():
         yield batch_of(0, 10)
         raise ValueError("the user's own")
@@ -123,7 +123,7 @@ def write_in_child(options):
     "Spark",
     "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
 )
-def test_a_forked_worker_has_a_producer_of_its_own(cluster):
+def test_a_forked_worker_has_its_own_producer(cluster):
     options = options_of(cluster)
     task.write_at_least_once([batch_of(0, 1)], options, 0)
 
@@ -139,7 +139,7 @@ def test_a_forked_worker_has_a_producer_of_its_own(cluster):
     "Spark",
     "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
 )
-def test_unacknowledged_bytes_are_bounded(cluster, monkeypatch):
+def test_unacknowledged_bytes_are_limited(cluster, monkeypatch):
     most = []
     monkeypatch.setattr(task, "IN_FLIGHT", 4000)
     monkeypatch.setattr(task, "GATHERED", 1)
@@ -209,7 +209,7 @@ def planned(cluster, **told):
 
 
 def planned_writer(cluster, **told):
-    """A writer for `df.write` whose transaction has begun, with its options."""
+    """Return a writer for `df.write` whose transaction has begun, and its options."""
     given = {"kafka.bootstrap.servers": cluster.servers, "topic": "t", **MODES, **told}
     writer = KafkaSink(given).writer(StructType([StructField("value", StringType())]), False)
     writer.__getstate__()  # pickling plans the write
@@ -217,7 +217,7 @@ def planned_writer(cluster, **told):
 
 
 def as_task(monkeypatch, number, attempt=0):
-    """Be a task of this number from now on."""
+    """Act as the task with this number from now on."""
     context = SimpleNamespace(
         partitionId=lambda: number, attemptNumber=lambda: attempt, getLocalProperty=lambda name: None
     )
@@ -299,7 +299,7 @@ def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     [(10, "another producer has written"), (7, "OUT_OF_ORDER_SEQUENCE_NUMBER"), (12, "OUT_OF_ORDER")],
 )
 def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, count, answer):
-    """The second writer is another task, or a repeated stage, whose tasks have attempt number 0 again."""
+    """The second writer is another task, or a task of a repeated stage, which has attempt number 0 again."""
     options, plan = planned(cluster)
     write(options, plan, [placed(0, 10, 0)])
 
@@ -314,10 +314,10 @@ def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, cou
 )
 @pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed(
+def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_detected(
     version, timestamps, monkeypatch
 ):
-    """The second writer also has attempt number 0, and as many rows, but other ones."""
+    """The second writer also has attempt number 0 and as many rows, but other ones."""
     with stage(1, transaction_version=version) as cluster:
         config = {"message.timestamp.type": timestamps}
         cluster.call(lambda: cluster.cluster.create_topic("t", 3, config=config))
@@ -325,7 +325,7 @@ def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed
         options, writer = planned_writer(cluster, logappendtime=is_append_time)
         as_task(monkeypatch, 0)
         dead = writer.write(iter([placed(0, 10, 0)]))
-        assert (dead.rows, len(cluster.records("t"))) == (10, 10)  # acknowledged; the report is lost
+        assert (dead.rows, len(cluster.records("t"))) == (10, 10)  # acknowledged, but the report is lost
 
         again = writer.write(iter([placed(100, 10, 0)]))
         as_task(monkeypatch, 1)
@@ -342,7 +342,7 @@ def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_noticed
         assert exactly_once.plan(options).marker is None
 
 
-def test_two_tasks_of_one_attempt_that_share_a_partition_are_both_named(cluster, monkeypatch):
+def test_two_tasks_of_an_attempt_that_share_a_partition_are_both_named(cluster, monkeypatch):
     _, writer = planned_writer(cluster)
     reports = []
     for task_id in range(2):
@@ -392,7 +392,7 @@ def test_batches_of_a_single_task_are_joined_even_if_only_some_have_rows_without
     } == {(key, murmur2_partitions([key], 3)[0]) for some in keys for key in some if key is not None}
 
 
-def test_reports_that_do_not_belong_together_are_not_committed(cluster):
+def test_reports_that_contradict_each_other_are_not_committed(cluster):
     options, plan = planned(cluster)
     one = write(options, plan, [placed(0, 10, 0)])
     _, later = planned(cluster)
@@ -495,7 +495,7 @@ def test_a_commit_that_is_never_answered_is_found_in_the_log(cluster):
 
 
 def test_a_lost_acknowledgement_writes_nothing_twice(cluster, monkeypatch):
-    """F5: a later batch, since it is impossible to tell who wrote a repeated first batch."""
+    """F5: the lost answer is that of a later batch, since the writer of a repeated first batch can't be determined."""
     options, plan = planned(cluster)
     monkeypatch.setattr(task, "GATHERED", 1)
 
@@ -614,7 +614,7 @@ def test_a_single_task_places_rows_of_several_topics_by_their_keys(cluster):
     assert cluster.committed("u") == [b"v2"]
 
 
-def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):
+def test_a_foreign_group_offset_is_not_mistaken_for_a_marker(cluster):
     options, _ = planned(cluster)
     with exactly_once._closed_soon(options.producer(transactional_id="other")) as producer:
         producer.begin_transaction()
@@ -625,11 +625,11 @@ def test_a_foreign_group_offset_is_not_taken_for_a_marker(cluster):
         planned(cluster)
 
 
-# -------------------------------------------------------------------------------------------------------- the rest
+# ----------------------------------------------------------------------------------------------------- other tests
 
 
 @pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
-def test_a_stream_that_is_planned_before_its_offsets_are_written_has_a_continuous_trigger(tmp_path):
+def test_a_stream_planned_before_its_offsets_are_written_has_a_continuous_trigger(tmp_path):
     checkpoint = tmp_path / "checkpoint"
     told = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
     schema = StructType([StructField("value", StringType())])
@@ -637,7 +637,7 @@ def test_a_stream_that_is_planned_before_its_offsets_are_written_has_a_continuou
     def plan(place):
         pickle.dumps(KafkaSink({**told, "checkpointLocation": place}).streamWriter(schema, False))
 
-    plan(str(checkpoint))  # which does not exist: it may be on another machine
+    plan(str(checkpoint))  # the directory does not exist: it may be on another machine
     (checkpoint / "offsets").mkdir(parents=True)
     plan(str(checkpoint))
     (checkpoint / "metadata").write_text("{}")
@@ -677,7 +677,7 @@ def test_secrets_are_not_shown():
         {"txnappid": "app"},
     ],
 )
-def test_no_frame_of_a_refusal_shows_a_password(wrong):
+def test_no_frame_of_a_rejection_shows_a_password(wrong):
     told = {
         "kafka.bootstrap.servers": "a:1",
         "kafka.security.protocol": "SASL_SSL",
@@ -699,7 +699,7 @@ def assert_no_frame_of_ours_shows(error, password):
             assert password not in repr(value), f"{frame.f_code.co_qualname}: {name}"
 
 
-def test_no_frame_of_a_task_that_gets_no_connection_shows_a_password(cluster):
+def test_no_frame_of_a_task_without_a_connection_shows_a_password(cluster):
     password = "-".join(["canary", "password"])
     login = {
         "kafka.security.protocol": "SASL_PLAINTEXT",
@@ -727,7 +727,7 @@ def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster,
         PlanningError, match="must be a file in an existing directory on the driver's machine"
     ):
         pickle.dumps(lost)  # pickling plans the write
-    lost.commit([lost.write(iter([batch_of(0, 3)]))])  # the directory has vanished meanwhile
+    lost.commit([lost.write(iter([batch_of(0, 3)]))])  # the directory has disappeared in the meantime
     assert f"no line was added to {tmp_path}" in caplog.text
 
     writer = KafkaSink({**told, "reports": "/dev/full"}).writer(schema, False)
@@ -738,7 +738,7 @@ def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster,
 
 
 @pytest.mark.parametrize("given", ["7.5", "-1", "x", str(2**63)])
-def test_a_version_is_a_number(given):
+def test_a_version_must_be_a_number(given):
     told = {"kafka.bootstrap.servers": "a:1", "topic": "t", **MODES, "txnappid": "a", "txnversion": given}
 
     with pytest.raises(ConfigError, match="txnVersion"):

@@ -18,7 +18,7 @@ from aioproducer.spark import worker
 
 @pytest.fixture
 def main(monkeypatch):
-    """Sets the main module's name to that of a PySpark process."""
+    """Set the main module's name to that of a PySpark process."""
     worker._spare_the_collector.cache_clear()
     spec = SimpleNamespace(name="pyspark.daemon")
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
@@ -54,7 +54,7 @@ def test_imported_objects_are_excluded_from_garbage_collection_once(main, collec
     "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
     "and what Spark writes to a task is acknowledged without a delay of 40 ms",
 )
-def test_a_process_that_is_not_sparks_is_left_alone(main, collector):
+def test_a_process_that_is_not_sparks_is_not_changed(main, collector):
     main.name = "my.job"
     importers = dict(sys.path_importer_cache)
 
@@ -84,7 +84,7 @@ def test_modules_in_archives_are_imported_as_before(main, collector, monkeypatch
     assert importlib.import_module("sparks_second").value == 2
 
 
-# what comes from the JVM
+# Data from the JVM
 
 
 def puts_acknowledgements_off(connection: socket.socket) -> bool:
@@ -93,7 +93,7 @@ def puts_acknowledgements_off(connection: socket.socket) -> bool:
 
 @pytest.fixture
 def connection():
-    """A connection like that of a worker after it has talked to the JVM: the kernel delays acknowledgements."""
+    """A connection like that of a worker that has talked to the JVM: the kernel delays acknowledgements."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as jvm, server.accept()[0] as connected:
             for _ in range(10):
@@ -128,7 +128,7 @@ def test_data_from_the_jvm_is_acknowledged_immediately(main, connection):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
-def test_the_connections_of_other_processes_are_left_alone(main, connection):
+def test_the_connections_of_other_processes_are_not_changed(main, connection):
     main.name = "my.job"
 
     called_by_the_daemon(connection)
@@ -148,7 +148,8 @@ def test_without_a_tcp_connection_to_the_jvm_nothing_is_done(main):
 
 
 def bare_logger(monkeypatch):
-    """The logger of the sink without any handler. Called in the test itself: pytest adds its own just before."""
+    """Return the logger of the sink without any handler. Called in the test itself, because pytest
+    adds its own just before."""
     logger = logging.getLogger("aioproducer.spark")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [])
@@ -170,7 +171,7 @@ def test_messages_go_to_the_drivers_log_once(main, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["pyspark.daemon", "my.job"])
-def test_configured_logging_and_other_processes_are_left_alone(main, monkeypatch, name):
+def test_configured_logging_and_other_processes_are_not_changed(main, monkeypatch, name):
     logger = bare_logger(monkeypatch)
     main.name = name
     if name == "pyspark.daemon":

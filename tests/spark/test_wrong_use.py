@@ -26,7 +26,7 @@ def cluster():
 
 @pytest.fixture
 def table(spark):
-    """A table with the columns, and without options that would reach the sink."""
+    """A table with the columns, but without options that would reach the sink."""
     spark.sql(f"CREATE TABLE rows (key string, value string) USING {FORMAT} OPTIONS (topic 'lost')")
     yield "rows"
     spark.sql("DROP TABLE rows")
@@ -105,7 +105,7 @@ def wrong(df, cluster, **options):
         ),
         (
             ["'x' AS value", "7 AS partition"],
-            {"topic": "t", "kafka__max_block_ms": "100"},
+            {"topic": "t", "kafka__max_block_ms": "3000"},  # a busy machine needs time to connect
             "topic t has 3 partitions; partition 7 does not exist",
         ),
         (
@@ -140,7 +140,7 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
             {**ONCE, "transactionalId": ""},
             "needs the option transactionalId: a name that only this query uses",
         ),
-        ({**ONCE, "txnVersion": "1"}, "txnAppId and txnVersion "),  # belong together; a stream has none
+        ({**ONCE, "txnVersion": "1"}, "txnAppId and txnVersion "),  # belong together; a stream has neither
         ({**ONCE, "onCheckpointReset": "x"}, "option onCheckpointReset='x' must be fail or accept"),
         ({**ONCE, "logAppendTime": "yes"}, "option logAppendTime='yes' must be false or true"),
         ({**ONCE, "kafka.enable.idempotence": "false"}, "enable_idempotence"),
@@ -178,7 +178,7 @@ def test_columns_of_a_stream_are_checked_before_anything_is_planned():
     "Spark",
     "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
 )
-def test_what_is_wrong_before_any_task_runs(spark, cluster):
+def test_mistakes_are_reported_before_any_task_runs(spark, cluster):
     df = spark.range(3).selectExpr("'x' AS value")
 
     with pytest.raises(Exception, match=r"bootstrap\.servers is not set"):
@@ -217,7 +217,7 @@ def test_an_unknown_topic_is_named_with_kafkas_error(spark, cluster, topic, opti
         rf"topic {topic} is not known after 10.* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION; create",
         last,
     )
-    assert seconds < 30  # one wait of 10 s, not one for each attempt of each task
+    assert seconds < 30  # a single wait of 10 s, not one for each attempt of each task
     assert "PicklingError" not in text
 
 
@@ -229,7 +229,7 @@ def test_an_unknown_topic_is_named_with_kafkas_error(spark, cluster, topic, opti
 def test_with_speculation_no_task_writes_exactly_once(spark, cluster, topic):
     df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
 
-    # The real setting arrives in the same property, but can't be changed while Spark runs.
+    # The real setting becomes the same property, but can't be changed while Spark runs.
     spark.sparkContext.setLocalProperty("spark.speculation", "true")
     try:
         text = wrong(df, cluster, topic=topic, **ONCE)
@@ -258,7 +258,7 @@ def test_with_speculation_no_task_writes_exactly_once(spark, cluster, topic):
         ("overwrite", 'use mode("append"), not mode("overwrite")'),
     ],
 )
-def test_other_modes_than_append_are_refused(spark, cluster, topic, mode, text):
+def test_modes_other_than_append_are_rejected(spark, cluster, topic, mode, text):
     writer = spark.range(3).selectExpr("'x' AS value").write.format(FORMAT)
     writer = writer.option("kafka.bootstrap.servers", cluster.servers).option("topic", topic)
 
@@ -273,7 +273,7 @@ def test_other_modes_than_append_are_refused(spark, cluster, topic, mode, text):
     "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
     "is noted as written that is not",
 )
-def test_sql_options_belong_to_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
+def test_sql_options_must_be_in_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
     options = f"'kafka.bootstrap.servers' = '{cluster.servers}', 'topic' = '{topic}'"
 
     with pytest.raises(Exception, match=r"write INSERT INTO \.\.\. WITH"):

@@ -14,6 +14,16 @@ class TrackedBatch(ProducerBatch):
     """A batch that can be referenced weakly."""
 
 
+class Failures:
+    """Replaces unretrieved.Unretrieved: collects the counts."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
+
+    def add(self, topic: str, error: BaseException, count: int) -> None:
+        self.counts.append(count)
+
+
 def new_batch(
     loop: asyncio.AbstractEventLoop | None = None,
     *,
@@ -22,16 +32,16 @@ def new_batch(
     limit: int = 1 << 24,
     noted: list[int] | None = None,
 ) -> TrackedBatch:
-    """An open batch. The number of its failed deliveries that were never retrieved is appended to `noted`."""
+    """Return an open batch. The counts of failed deliveries that were not retrieved are appended to `noted`."""
+    failures = None if noted is None else Failures(noted)
     return TrackedBatch(
-        queue or PartitionQueue("orders", 0),
+        queue or PartitionQueue("orders", 0, failures),
         loop,
         capacity,
         limit,
         order=(0, 0),
         created=0,
         deadline=0,
-        note_unretrieved=lambda batch: noted.append(batch.unretrieved) if noted is not None else None,
     )
 
 
@@ -60,8 +70,7 @@ class OpensBatches:
         self.loop = loop
         self.limit = limit
         self.memory = BufferMemory(1 << 26)
-        topic = Topic("orders")
-        topic.next_partition = self.next_partition
+        topic = Topic("orders", self.next_partition)
         topic.queues.extend(PartitionQueue("orders", number) for number in range(partitions))
         self.topics = {"orders": topic}
         self.hurried: list[Batch] = []
@@ -79,8 +88,8 @@ class OpensBatches:
         queue.batches.append(batch)
         return batch
 
-    def next_partition(self, used: int) -> int:
-        self.switches.append(used)
+    def next_partition(self, topic: Topic) -> int:
+        self.switches.append(topic.sticky_bytes)
         return len(self.switches) % len(self.topics["orders"].queues)
 
     def hurry(self, batch: Batch) -> None:

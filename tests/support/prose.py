@@ -21,6 +21,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 2.0
 """Per 10,000 words, as in websockets and psycopg. One hit in a part is always allowed."""
+SAMPLES = "test_prose.py"
+"""The test file with samples of each phrase, which do not count."""
 FEWEST_WORDS = 4
 """String literals with fewer words are names or values, not prose."""
 
@@ -44,17 +46,24 @@ PARTS = [
         "spark", "testing", "transactions",
     )),
     "aioproducer",
+    *(f"tests/{room}" for room in (
+        "blocking", "cli", "compat", "concurrency", "network", "observe", "project", "protocol",
+        "records", "security", "sending", "settings", "spark", "transactions",
+    )),
+    "tests",
     "docs",
     "examples",
     "benchmarks",
+    "tests/campaigns",
+    "tests/end_to_end",
+    "tests/support",
+    "tests/testing",
     "README.md",
     "DESIGN.md",
     "SECURITY.md",
     "CHANGELOG.md",
-    "tests/support",
-    "tests/testing",
 ]  # fmt: skip
-"""Parts of the project, each counted separately; `aioproducer` means the modules at its top."""
+"""Parts of the project, each counted separately; `aioproducer` and `tests` mean only the files directly in them."""
 
 
 class Prose(NamedTuple):
@@ -141,8 +150,12 @@ def files_of(part: str) -> list[Path]:
     path = ROOT / part
     if path.is_file():
         return [path]
-    files = path.glob("*") if part == "aioproducer" else path.rglob("*")
-    return sorted(file for file in files if file.suffix in READERS and ".venv" not in file.parts)
+    files = path.glob("*") if part in ("aioproducer", "tests") else path.rglob("*")
+    return sorted(
+        file
+        for file in files
+        if file.suffix in READERS and ".venv" not in file.parts and file.name != SAMPLES
+    )
 
 
 def count(part: str) -> Count:

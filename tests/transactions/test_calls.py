@@ -309,7 +309,7 @@ async def test_a_block_with_an_unnoticed_failed_record_is_aborted_with_an_error(
 )
 async def test_a_block_with_an_unnoticed_rejected_row_is_aborted_with_an_error(version, settings):
     async with transactional(version, **settings) as (cluster, producer):
-        with pytest.raises(TransactionAbortableError, match="str"):  # the whole block is what is tested
+        with pytest.raises(TransactionAbortableError, match="str"):  # the whole block is tested
             async with producer.transaction():
                 await producer.send_many("t", [b"good", "no bytes", b"good"])
 
@@ -638,7 +638,7 @@ async def test_start_says_why_the_coordinator_refuses(code, advice):
     "Transactions",
     "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
 )
-async def test_a_cancelled_block_is_aborted_before_the_cancellation_goes_on(version):
+async def test_a_cancelled_block_is_aborted_before_the_cancellation_is_raised(version):
     async with transactional(version) as (cluster, producer):
         inside = asyncio.Event()
 
@@ -663,7 +663,7 @@ async def test_a_cancelled_block_is_aborted_before_the_cancellation_goes_on(vers
     "Transactions",
     "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
 )
-async def test_a_cancelled_commit_ends_before_the_cancellation_goes_on(version):
+async def test_a_cancelled_commit_ends_before_the_cancellation_is_raised(version):
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
         fault = cluster.faults.add(END_TXN, hold=hold)
@@ -797,7 +797,7 @@ async def test_close_aborts_an_open_transaction(version):
         await assert_nothing_left(producer, cluster)
 
 
-async def test_an_immediate_close_leaves_the_transaction_to_its_time_out(version, caplog):
+async def test_an_immediate_close_leaves_the_transaction_to_its_timeout(version, caplog):
     async with EmbeddedCluster(topics={"t": 1}, transaction_version=version) as cluster:
         producer = quick_producer(cluster, transactional_id="tx")
         await producer.start()
@@ -811,7 +811,7 @@ async def test_an_immediate_close_leaves_the_transaction_to_its_time_out(version
 
 
 @in_virtual_time
-async def test_an_abort_that_fails_does_not_hide_what_left_the_block(version, caplog):
+async def test_an_abort_that_fails_does_not_hide_the_exception_of_the_block(version, caplog):
     async with transactional(version, max_block_ms=100_000 * MS, request_timeout_ms=50_000 * MS) as (
         cluster,
         producer,
@@ -890,7 +890,7 @@ async def test_a_transaction_with_rejected_offsets_cannot_be_committed(version, 
         assert committed(cluster) == [b"2"]
 
 
-async def test_a_transactional_producer_is_typed():
+async def test_a_transactional_producer_starts_uninitialized():
     producer = Producer("localhost:9092", transactional_id="tx")
     assert state_of(producer) is TransactionState.UNINITIALIZED
     await producer.close()
@@ -907,7 +907,7 @@ ARGUMENTS = {
 
 
 def coroutine_calls() -> list[str]:
-    """The public coroutine methods of Transactional."""
+    """Return the names of the public coroutine methods of Transactional."""
     members = vars(Transactional).items()
     return [
         name for name, member in members if not name.startswith("_") and inspect.iscoroutinefunction(member)
@@ -928,7 +928,7 @@ async def test_no_call_of_a_closed_producer_changes_the_transaction(name):
         assert state_of(producer) is before
 
 
-async def test_a_block_is_a_scope_of_its_own_with_the_calls_that_belong_in_it(version):
+async def test_a_block_yields_a_scope_with_the_calls_of_a_transaction(version):
     async with transactional(version) as (_, producer):
         scope = producer.transaction()
         assert isinstance(scope, TransactionScope)

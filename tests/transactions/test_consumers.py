@@ -1,4 +1,4 @@
-"""What a loop asks of aiokafka's and confluent-kafka's consumers, with consumers that do what the test says."""
+"""The use of aiokafka's and confluent-kafka's consumers by a loop, with substitutes that follow a script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBERSHIP = ConsumerGroupMetadata("g", 3, "me", None)
 
 
 class Known(Positions):
-    """Committed offsets that the test sets."""
+    """Committed offsets, which the test sets."""
 
     def __init__(self, **committed: int) -> None:
         self.committed = {TopicPartition("in", int(name[1:])): offset for name, offset in committed.items()}
@@ -148,7 +148,7 @@ async def test_aiokafkas_partitions_are_kept_until_no_batch_is_open():
     await revoking
 
 
-async def test_a_rebalance_while_positions_are_asked_for_begins_anew():
+async def test_a_rebalance_during_a_query_of_positions_restarts_the_query():
     consumer, known = Aiokafka(), Known(p0=7)
     source = input_of(consumer, known)
     await source.subscribe(["in"])
@@ -262,7 +262,7 @@ class Confluent:
 
 
 class Reading:
-    """An Input of a Confluent, which is closed at the end."""
+    """An Input that reads from a Confluent, and is closed at the end."""
 
     def __init__(self, consumer: Confluent, known: Known) -> None:
         self.source = input_of(consumer, known)
@@ -307,7 +307,7 @@ async def test_confluents_records_that_are_returned_with_a_rebalance_are_read_ag
         assert source.changes == 3
 
 
-async def test_a_poll_that_is_cancelled_while_records_are_put_back_puts_them_back_later():
+async def test_a_poll_that_is_cancelled_while_it_seeks_back_does_so_at_the_next_poll():
     def rebalanced() -> list[Message]:
         consumer.rebalance()
         return [Message(3)]
@@ -337,7 +337,7 @@ async def test_a_poll_that_is_cancelled_while_records_are_put_back_puts_them_bac
         assert list(await source.poll(10, 0.01)) == [ZERO]
 
 
-async def test_a_partition_that_is_not_started_yet_is_sought_in_again(monkeypatch):
+async def test_a_seek_in_a_partition_that_is_not_started_yet_is_repeated(monkeypatch):
     monkeypatch.setattr(consumers, "_SEEK_PAUSE", 0.0)
     consumer = Confluent()
     consumer.script = [lambda: consumer.rebalance(0) or []]
@@ -357,7 +357,7 @@ async def test_a_partition_that_is_not_started_yet_is_sought_in_again(monkeypatc
             await source.seek({ZERO: 5})
 
 
-async def test_the_end_of_a_partition_is_no_error_and_others_are_logged():
+async def test_the_end_of_a_partition_is_not_an_error_and_other_errors_are_logged():
     end = confluent_kafka.KafkaError(confluent_kafka.KafkaError._PARTITION_EOF)
     other = confluent_kafka.KafkaError(confluent_kafka.KafkaError._MAX_POLL_EXCEEDED, "too slow")
     consumer, known = Confluent(), Known()
@@ -377,7 +377,7 @@ async def test_the_end_of_a_partition_is_no_error_and_others_are_logged():
         confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED),
     ],
 )
-async def test_a_consumer_that_can_not_go_on_ends_the_poll(error):
+async def test_a_consumer_that_cannot_continue_ends_the_poll(error):
     consumer = Confluent()
     consumer.script = [lambda: [Message(0, error=error)]]
     async with Reading(consumer, Known()) as source:
@@ -395,7 +395,7 @@ async def test_a_failure_in_confluents_callback_is_raised_by_the_poll():
         assert consumer.assigned == []
 
 
-async def test_after_the_loop_confluents_library_assigns_the_partitions_itself():
+async def test_after_the_loop_confluents_library_assigns_partitions_itself():
     consumer = Confluent()
     async with Reading(consumer, Known(p0=7)) as source:
         pass
@@ -424,7 +424,7 @@ async def test_other_consumers_are_rejected(consumer, text):
 
 
 @each_kind
-async def test_a_group_whose_offsets_may_not_be_read_ends_the_wait_for_records(kind):
+async def test_a_group_whose_offsets_must_not_be_read_ends_the_wait_for_records(kind):
     async with cluster_with_input() as cluster, looping(kind, cluster.bootstrap_servers) as (loop, _):
         cluster.authorizer.deny(Operation.DESCRIBE, group="g")
         with pytest.raises(Exception, match=r"(?i)group_?authorization_?failed"):

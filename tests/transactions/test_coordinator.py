@@ -1,4 +1,4 @@
-"""The remote half of a transaction: answers about partitions, and its end."""
+"""The remote half of a transaction: answers about partitions, and the end of the transaction."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_offsets_that_were_answered_may_be_sent_again_with_other_values(ve
     assert [partition.committed_offset for partition in last] == [18, 18]
 
 
-async def test_another_offset_than_one_in_doubt_can_not_be_sent_in_the_same_transaction(version):
+async def test_an_offset_in_doubt_cannot_be_replaced_in_the_same_transaction(version):
     begun = Begun(version)
     begun.transaction.doubtful_offsets["g"] = {PLACES[0]: OffsetAndMetadata(17)}
     await begun.send_offsets(17)
@@ -239,7 +239,7 @@ async def test_offsets_carry_the_membership_of_their_consumer():
         assert (partition.committed_metadata, partition.committed_leader_epoch) == ("note", 5)
 
 
-async def test_offset_0_is_an_offset_and_below_0_is_none():
+async def test_offset_0_is_an_offset_and_negative_ones_are_not():
     begun = Begun()
     begun.cluster.committed_offsets = [0, -1]
 
@@ -258,7 +258,7 @@ async def test_committed_metadata_that_is_null_becomes_an_empty_string():
     assert [offset.metadata for offset in found.values()] == ["", ""]
 
 
-async def test_an_error_for_good_of_one_partition_ends_the_question_for_committed_offsets():
+async def test_a_permanent_error_of_one_partition_ends_the_query_of_committed_offsets():
     begun = Begun()
     begun.cluster.fetch_codes = [ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED]
 
@@ -321,9 +321,7 @@ async def test_empty_offsets_send_no_request_and_do_not_begin_the_transaction(ve
     assert not begun.transaction.may_have_started
 
 
-async def test_an_unexpected_error_while_joining_ends_the_transaction_and_is_not_retried_for_ever(
-    monkeypatch, caplog
-):
+async def test_an_unexpected_error_while_joining_ends_the_transaction_and_is_not_retried(monkeypatch, caplog):
     async with transactional(1) as (cluster, producer):
         ask, asked = producer._brokers.request_node, []
 
@@ -358,7 +356,7 @@ def uninitialized(begun: Begun) -> Begun:
     return begun
 
 
-async def test_initializing_names_the_time_out_in_milliseconds_and_begins_every_sequence_again():
+async def test_initializing_sends_the_timeout_in_milliseconds_and_resets_every_sequence():
     begun = uninitialized(Begun())
     begun.transaction.numbered[PLACES[0]] = None
     begun.transaction.epoch_is_spent = True
@@ -373,7 +371,7 @@ async def test_initializing_names_the_time_out_in_milliseconds_and_begins_every_
     assert not begun.transaction.epoch_is_spent
 
 
-async def test_a_first_initialization_that_failed_leaves_the_producer_as_it_was():
+async def test_a_failed_first_initialization_does_not_change_the_producer():
     begun = uninitialized(Begun())
     begun.cluster.producer_id = -1
 
@@ -383,7 +381,7 @@ async def test_a_first_initialization_that_failed_leaves_the_producer_as_it_was(
     assert begun.transaction.state is TransactionState.UNINITIALIZED
 
 
-async def test_an_epoch_that_can_not_be_had_before_an_export_ends_the_export_and_the_producers_epoch(
+async def test_an_epoch_that_cannot_be_obtained_ends_the_export_and_the_producers_epoch(
     monkeypatch,
 ):
     begun = Begun(1)
@@ -410,7 +408,7 @@ async def test_an_export_that_gets_an_invalid_epoch_requires_init_transactions()
     assert "call init_transactions()" in str(error)
 
 
-async def test_a_transaction_that_failed_while_an_epoch_was_had_is_not_exported():
+async def test_a_transaction_that_fails_while_an_epoch_is_obtained_is_not_exported():
     begun = Begun(1)
     begun.transaction.numbered[PLACES[0]] = None
     new_epoch = begun.coordinator._new_epoch
@@ -427,13 +425,13 @@ async def test_a_transaction_that_failed_while_an_epoch_was_had_is_not_exported(
     assert ApiKey.ADD_PARTITIONS_TO_TXN not in begun.cluster.asked
 
 
-async def test_a_second_fence_joins_the_first_one_whatever_that_has_done_so_far():
+async def test_a_second_fence_joins_the_first_one_at_any_stage():
     begun = Begun()
     await begun.send_offsets()
     begun.cluster.is_silent = True
     begun.cluster.asked.clear()
     first = asyncio.ensure_future(begun.coordinator.fence())
-    while not begun.cluster.asked:  # noqa: ASYNC110  # what is waited for sets no event
+    while not begun.cluster.asked:  # noqa: ASYNC110  # the stub sets no event
         await asyncio.sleep(0)
     assert begun.transaction.state is TransactionState.INITIALIZING
 
@@ -499,7 +497,7 @@ async def test_an_abort_is_rejected_while_a_fence_ends_the_transaction(version):
 # --------------------------------------------------------------------------------------------------------- close
 
 
-async def test_a_success_that_nobody_saw_is_forgotten_once_the_producer_was_initialized_again():
+async def test_an_unseen_success_is_forgotten_once_the_producer_was_initialized_again():
     begun = Begun()
     await begun.send_offsets()
     committing = asyncio.ensure_future(begun.coordinator.commit())
@@ -512,7 +510,7 @@ async def test_a_success_that_nobody_saw_is_forgotten_once_the_producer_was_init
     assert isinstance(await error_of(begun.coordinator.commit()), IllegalStateError)
 
 
-async def test_a_success_that_nobody_saw_is_seen_by_the_same_call_made_again():
+async def test_an_unseen_success_is_returned_when_the_same_call_is_made_again():
     begun = Begun()
     await begun.send_offsets()
     committing = asyncio.ensure_future(begun.coordinator.commit())
@@ -527,7 +525,7 @@ async def test_a_success_that_nobody_saw_is_seen_by_the_same_call_made_again():
     assert begun.cluster.asked == []
 
 
-async def test_a_commit_made_again_at_the_moment_of_its_success_sends_nothing(version):
+async def test_a_commit_repeated_at_the_moment_of_its_success_sends_nothing(version):
     begun = Begun(version)
     await begun.send_offsets()
     begun.cluster.may_answer.clear()
@@ -568,7 +566,7 @@ async def test_the_event_loop_reports_no_error_of_a_call_that_failed_after_its_c
     assert complaints == []
 
 
-async def test_calls_that_have_ended_leave_nothing_behind_and_complain_of_nothing():
+async def test_calls_that_have_ended_leave_nothing_behind_and_cause_no_report():
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     begun = Begun()
@@ -582,7 +580,7 @@ async def test_calls_that_have_ended_leave_nothing_behind_and_complain_of_nothin
     await begun.coordinator.ended()
     begun.cluster.is_silent = True
     aborting = asyncio.ensure_future(error_of(begun.coordinator.abort()))
-    while begun.cluster.asked[-1] is not ApiKey.END_TXN:  # noqa: ASYNC110  # what is waited for sets no event
+    while begun.cluster.asked[-1] is not ApiKey.END_TXN:  # noqa: ASYNC110  # the stub sets no event
         await asyncio.sleep(0)
     await begun.coordinator.close()
     assert isinstance(await aborting, ProducerClosed)
@@ -598,7 +596,7 @@ async def test_close_ends_each_running_call_and_allows_no_new_one(version):
     begun = Begun(version)
     begun.cluster.is_silent = True
     waiting = asyncio.ensure_future(error_of(begun.send_offsets()))
-    while not begun.cluster.asked:  # noqa: ASYNC110  # what is waited for sets no event
+    while not begun.cluster.asked:  # noqa: ASYNC110  # the stub sets no event
         await asyncio.sleep(0)
 
     await begun.coordinator.close()
@@ -662,7 +660,7 @@ async def test_a_rejected_call_names_the_answer_as_the_cause_of_its_error(versio
     assert isinstance(causes[-1], BrokerError)
 
 
-async def test_a_commit_that_brings_no_epoch_is_a_success_and_the_producer_needs_a_new_start():
+async def test_a_commit_whose_answer_has_no_epoch_succeeds_and_requires_init_transactions():
     begun = Begun()
     await begun.send_offsets()
     begun.cluster.epoch_after_end = -1
@@ -714,7 +712,7 @@ async def test_an_abort_that_gets_no_epoch_raises_the_error_of_the_transaction()
     assert error is begun.transaction.error
 
 
-async def test_an_abort_during_which_the_producer_is_fenced_raises_that_and_ends_nothing(monkeypatch):
+async def test_an_abort_during_which_the_producer_is_fenced_raises_that_error(monkeypatch):
     begun = Begun()
     await begun.send_offsets()
     begun.cluster.asked.clear()

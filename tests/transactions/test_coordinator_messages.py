@@ -1,4 +1,4 @@
-"""The coordinator's requests about offsets, and the error code that decides in an answer."""
+"""The coordinator's requests about offsets, and the error code that decides about an answer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_offset_commit_groups_partitions_by_topic():
     assert [topic.name for topic in request.topics] == ["a", "b"]
 
 
-def test_offset_fetch_names_each_partition_and_wants_stable_offsets():
+def test_offset_fetch_names_each_partition_and_requests_stable_offsets():
     request = offset_fetch("g", [A0, B0, A1])
 
     assert request.require_stable
@@ -111,7 +111,7 @@ def test_offset_0_is_an_offset():
     assert committed_offsets(answer) == {A0: OffsetAndMetadata(0, "", 3)}
 
 
-def test_partition_without_an_offset_has_none():
+def test_a_partition_without_a_committed_offset_has_none():
     assert committed_offsets(fetched({A0: 0, A1: 0})) == {A0: OffsetAndMetadata(7, "", 3), A1: None}
 
 
@@ -121,13 +121,13 @@ def test_most_severe_code_decides():
     assert worst_of_fetched([A0, B0], fetched({A0: 0, B0: 0})) == 0
     assert worst_of_fetched([A0, B0], fetched({A0: retried, B0: 0})) == retried
     assert worst_of_fetched([A0, B0], fetched({A0: final, B0: retried})) == final
-    assert worst_of_fetched([A0], fetched({}, error_code=final)) == final, "of the whole answer"
+    assert worst_of_fetched([A0], fetched({}, error_code=final)) == final, "the code of the whole answer"
 
 
 @pytest.mark.parametrize(
     ("worst", "answer", "milder", "graver"),
     [
-        # Where one partition is rejected, the others are only not attempted.
+        # If one partition is rejected, the others were only not attempted.
         (
             worst_of_partitions,
             joined,
@@ -146,12 +146,12 @@ def test_most_severe_code_decides():
         (worst_of_fetched, fetched, ErrorCode.NOT_COORDINATOR, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
     ],
 )
-def test_the_graver_of_two_codes_decides_in_whatever_order_they_come(worst, answer, milder, graver):
+def test_the_more_severe_of_two_codes_decides_in_either_order(worst, answer, milder, graver):
     assert worst([A0, B0], answer({A0: milder, B0: graver})) == graver
     assert worst([A0, B0], answer({A0: graver, B0: milder})) == graver
 
 
-def test_the_metadata_of_an_offset_is_what_was_committed():
+def test_an_offset_has_the_metadata_that_was_committed():
     answer = fetched({A0: 0})
     answer.topics[0].partitions[0].metadata = "note"
     assert committed_offsets(answer) == {A0: OffsetAndMetadata(7, "note", 3)}

@@ -48,7 +48,7 @@ async def test_an_open_transaction_is_aborted_before_the_brokers_would(version):
         took = loop.time() - began
         await until(lambda: cluster.requests_of(END_TXN))
 
-        # uvloop's timers count milliseconds, and can run that much too early.
+        # uvloop's timers count in milliseconds, and can fire up to one too early.
         assert took >= 398 * MS
         for call in (
             lambda: producer.send("t", b"2", partition=0),
@@ -91,8 +91,8 @@ async def test_buffered_records_fail_with_the_reason(version):
 @pytest.mark.promise(
     "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
 )
-async def test_the_time_out_counts_from_the_first_request_of_the_transaction(version):
-    """The coordinator does not know the transaction before, and an application may be waiting for its input."""
+async def test_the_timeout_counts_from_the_first_request_of_the_transaction(version):
+    """Before that, the coordinator does not know the transaction, and an application may wait for its input."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         assert producer._coordinator.expiry.watch(FAR_OFF) is None
@@ -190,7 +190,7 @@ async def test_a_producer_that_was_fenced_meanwhile_raises_producer_fenced_error
 # ------------------------------------------------------------------------------------------- with a stub cluster
 
 
-async def test_a_transaction_is_aborted_when_most_of_its_time_out_has_passed_since_the_first_request(version):
+async def test_a_transaction_is_aborted_when_most_of_its_timeout_has_passed_since_the_first_request(version):
     begun = Begun(version)
     coordinator, transaction = begun.coordinator, begun.transaction
     assert coordinator.expiry.watch(100.0) is None, "the coordinator does not know it yet"
@@ -213,7 +213,7 @@ async def test_a_transaction_is_aborted_when_most_of_its_time_out_has_passed_sin
 
 
 @pytest.mark.parametrize("step", ["commit", "close"])
-async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_time_out(step):
+async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_timeout(step):
     begun = Begun()
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)
@@ -230,7 +230,7 @@ async def test_a_transaction_that_is_being_ended_is_not_aborted_for_its_time_out
     assert begun.transaction.error is None
 
 
-async def test_an_expired_transaction_is_aborted_once_however_often_it_is_watched():
+async def test_an_expired_transaction_is_aborted_only_once():
     begun = Begun()
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)
@@ -243,7 +243,7 @@ async def test_an_expired_transaction_is_aborted_once_however_often_it_is_watche
     assert begun.cluster.asked == [ApiKey.END_TXN]
 
 
-async def test_a_failed_transaction_whose_user_does_not_abort_it_is_aborted_for_its_time():
+async def test_a_failed_transaction_that_the_user_does_not_abort_is_aborted_for_its_timeout():
     begun = Begun()
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)
@@ -258,7 +258,7 @@ async def test_a_failed_transaction_whose_user_does_not_abort_it_is_aborted_for_
     assert "a record failed" in str(begun.transaction.error)
 
 
-async def test_an_abort_for_the_time_out_is_logged_once_with_its_reason(caplog):
+async def test_an_abort_for_the_timeout_is_logged_once_with_its_reason(caplog):
     begun = Begun()
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)
@@ -272,7 +272,7 @@ async def test_an_abort_for_the_time_out_is_logged_once_with_its_reason(caplog):
     await begun.coordinator.ended()
 
 
-async def test_an_abort_joins_the_abort_for_the_time_out_and_sends_no_second_request(version):
+async def test_an_abort_joins_the_abort_for_the_timeout_and_sends_no_second_request(version):
     begun = Begun(version)
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)
@@ -291,7 +291,7 @@ async def test_an_abort_joins_the_abort_for_the_time_out_and_sends_no_second_req
     assert begun.transaction.state is TransactionState.READY
 
 
-async def test_a_fence_replaces_an_abort_for_the_time_out_that_was_not_sent_yet(version):
+async def test_a_fence_replaces_an_abort_for_the_timeout_that_was_not_sent_yet(version):
     begun = Begun(version)
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)

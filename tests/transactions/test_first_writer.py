@@ -1,4 +1,4 @@
-"""Tests of a participant's question, before its first record, who has already written in the transaction."""
+"""Tests of a participant's query, before its first record, for other writers in the transaction."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def begun(cluster, owner):
 
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
-async def test_a_second_writer_of_a_topic_with_log_append_time_is_refused_before_it_writes(version):
+async def test_a_second_writer_of_a_topic_with_log_append_time_is_rejected_before_it_writes(version):
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         handle = await begun(cluster, owner)
         async with participant(cluster, handle) as first:
@@ -53,7 +53,7 @@ async def test_a_second_writer_of_a_topic_with_log_append_time_is_refused_before
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_participants_with_the_same_partitions_write_to_different_ones(version):
-    """As the tasks of Spark: only the rows show which partitions are a task's own."""
+    """As with Spark's tasks, only the rows show the partitions of a participant."""
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         handle = await begun(cluster, owner)
         for partition in range(2):

@@ -1,4 +1,4 @@
-"""One transaction, several producers: the owner begins and ends it, participants in other processes write to it."""
+"""One transaction, several producers: the owner begins and ends it, and participants in other processes write to it."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_a_fenced_participant_can_no_longer_write(version):
         assert committed(cluster) == [2]
 
 
-async def test_a_handle_of_an_ended_transaction_is_useless():
+async def test_a_handle_of_an_ended_transaction_cannot_be_used():
     async with cluster_of(2) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES[1:])
@@ -277,7 +277,8 @@ async def test_an_exported_transaction_is_ended_at_the_coordinator_although_the_
             async with participant(cluster, handle, PLACES) as producer:
                 await producer.send("t", b"1", partition=0)
 
-        # With v1 an abort follows: it verifies that the epoch is still the producer's before the next one is taken.
+        # With v1, an abort follows: it verifies that the epoch is still the producer's
+        # before the next one is taken.
         assert ends(cluster) == ([True] if version == 2 else [True, False])
         assert committed(cluster) == [1]
 

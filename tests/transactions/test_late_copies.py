@@ -27,7 +27,7 @@ def version(request):
 
 
 class Late:
-    """The first request of an API. A broker has read it, but does not carry it out before `arrives()`."""
+    """The first request of an API, which the broker has read but does not carry out before `arrives()`."""
 
     def __init__(self, cluster, api):
         self._cluster = cluster

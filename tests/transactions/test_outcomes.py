@@ -507,7 +507,7 @@ async def attempt(producer, values, number, kind, patience):
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_fails_a_transaction_is_committed_as_a_whole_or_not_at_all(version, seed):
+async def test_after_any_fault_a_transaction_is_committed_as_a_whole_or_not_at_all(version, seed):
     chance = random.Random(seed)
     patient = {"max_block_ms": 3_000_000 * MS, "delivery_timeout_ms": 3_000_000 * MS}
     async with transactional(

@@ -25,7 +25,7 @@ from tests.support.transaction_stage import Case, Stage
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 CONFIG = {
-    # So that no test waits ten seconds for a time-out.
+    # With these settings, no test waits ten seconds for a timeout.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
     "transaction.state.log.num.partitions": 5,
     "offsets.topic.num.partitions": 5,

@@ -265,7 +265,7 @@ async def test_an_export_does_not_wait_for_a_join_that_has_just_ended(monkeypatc
         await first
 
 
-async def test_of_concurrent_init_and_begin_calls_the_second_is_rejected(version):
+async def test_the_second_of_concurrent_init_and_begin_calls_is_rejected(version):
     async with transactional(version) as (cluster, producer):
         init, begin = await asyncio.gather(
             producer.init_transactions(), producer.begin_transaction(), return_exceptions=True

@@ -77,7 +77,7 @@ async def test_a_transaction_that_was_released_before_anything_was_sent_can_be_e
         assert values(cluster) == [b"1"]
 
 
-async def test_offsets_make_a_transaction_that_was_released_empty_one_to_be_committed(version):
+async def test_a_transaction_that_was_released_empty_can_be_committed_with_offsets(version):
     async with cluster_of(version) as cluster:
         async with quick_producer(cluster, transactional_id="tx") as first:
             await first.begin_transaction()
@@ -137,7 +137,7 @@ async def test_a_resumed_producer_cannot_send_records(version):
         assert values(cluster) == [b"1", b"2"]
 
 
-async def test_the_releasing_producer_can_take_the_id_back_which_aborts_the_transaction(version):
+async def test_the_releasing_producer_can_take_the_id_back_and_thereby_aborts_the_transaction(version):
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         delivery = await first.send("t", b"1", partition=0)
@@ -293,7 +293,7 @@ async def test_committed_offsets_wait_for_an_open_transaction(version):
 
 
 @in_virtual_time
-async def test_committed_offsets_do_not_wait_for_ever():
+async def test_committed_offsets_do_not_wait_forever():
     async with (
         cluster_of(2) as cluster,
         quick_producer(cluster, transactional_id="tx") as other,
@@ -346,7 +346,7 @@ async def test_committed_needs_a_cluster_with_stable_offsets():
     "has",
 )
 async def test_a_second_writer_of_a_partition_is_detected(version):
-    """The broker takes the second writer's batch for a repetition, answers success, and appends nothing."""
+    """The broker mistakes the second writer's batch for a repetition, answers success, and appends nothing."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])
@@ -363,7 +363,8 @@ async def test_a_second_writer_of_a_partition_is_detected(version):
 
 
 async def test_a_lost_answer_to_a_participants_first_batch_fails_the_transaction(version):
-    """The repeated batch gets the same answer as another producer's batch would. Later batches are simply repeated."""
+    """The repeated batch gets the same answer as another producer's batch would get. Later
+    batches are simply repeated."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])

@@ -1,4 +1,5 @@
-"""Requests to a coordinator: it is looked up once, requests are sent until the answer is final, outcomes are honest."""
+"""Requests to a coordinator: it is looked up once, requests are sent until the answer is final,
+and outcomes are honest."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ UNANSWERED = RequestTimedOutError("no answer", written=True)
 
 
 class Brokers:
-    """Answers from a script of error codes and exceptions; the last one is repeated for ever."""
+    """A broker that answers from a script of error codes and exceptions; the last one is repeated forever."""
 
     def __init__(self, *script: int | Exception) -> None:
         self._script = list(script) or [0]
@@ -58,7 +59,7 @@ class Brokers:
         )
         self.searches: list[tuple[str, int | None]] = []
         self.asked: list[tuple[int, int | None]] = []
-        """The node of each request, and the highest version that it may have."""
+        """The node of each request, and its highest allowed version."""
         self.at_once = self.most_at_once = 0
 
     async def request_any(self, request, timeout, *, version_ceiling=None):
@@ -96,7 +97,7 @@ def requests_of(brokers: Brokers, version: int = 2) -> tuple[CoordinatorRequests
 
 
 def played(main: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, float]:
-    """Run it; return its result or exception, and the seconds of virtual time that it took."""
+    """Run a call; return its result or exception, and the seconds of virtual time that it took."""
 
     async def timed() -> tuple[Any, float]:
         loop = asyncio.get_running_loop()

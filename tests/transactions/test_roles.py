@@ -1,4 +1,4 @@
-"""What an owner, a participant and an heir may do in a transaction."""
+"""The rights of an owner, a participant and an heir in a transaction."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def test_an_owner_may_write_to_each_partition(role):
     assert role.refusals("t", 3) is None
 
 
-def test_the_refusals_of_a_participant_grow_with_the_topic():
+def test_the_rejections_of_a_participant_grow_with_the_topic():
     role = participant()
 
     assert [type(refusal) for refusal in role.refusals("t", 2)] == [InvalidRecordError, type(None)]
     refusals = role.refusals("t", 3)
 
     assert [type(refusal) for refusal in refusals] == [InvalidRecordError, type(None), InvalidRecordError]
-    assert refusals[2].__traceback__ is None, "it would keep the frame alive"
+    assert refusals[2].__traceback__ is None, "a traceback would keep the frame alive"
 
 
 @pytest.mark.parametrize("has_time", [False, True])
 @pytest.mark.parametrize("has_error", [False, True])
 @pytest.mark.parametrize("tells_repetitions", [False, True])
-def test_the_answers_that_tell_of_an_earlier_batch(has_time, has_error, tells_repetitions):
+def test_answers_that_reveal_an_earlier_batch_are_recognized(has_time, has_error, tells_repetitions):
     role = participant(tells_repetitions=tells_repetitions)
     expected = has_error or (has_time and tells_repetitions)
 

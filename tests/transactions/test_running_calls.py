@@ -1,4 +1,4 @@
-"""The transactional calls that are running."""
+"""The running transactional calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = make_config()
 
 
 class Stage:
-    """RunningCalls with one kind of work, which ends when it is told to."""
+    """RunningCalls with one kind of work, which continues until the test ends it."""
 
     def __init__(self) -> None:
         self.transaction = SimpleNamespace(number=1, error=None, transactional_id="tx")
@@ -33,7 +33,7 @@ class Stage:
         self.end = asyncio.Event()
         self.error: Exception | None = None
         self.complaints: list[dict] = []
-        """What the event loop reported."""
+        """The reports of the event loop's exception handler."""
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.complaints.append(context))
 
     async def work(self) -> None:
@@ -60,7 +60,7 @@ class Stage:
             await caller
 
 
-async def test_same_call_made_again_joins_the_running_one():
+async def test_the_same_call_made_again_joins_the_running_one():
     stage = Stage()
     callers = [await stage.caller() for _ in range(3)]
     other = await stage.caller("offsets 1")
@@ -120,14 +120,14 @@ async def test_a_later_call_that_ends_a_transaction_discards_the_success_of_the_
     assert not stage.calls.has_succeeded_unseen("commit")
 
 
-async def test_a_later_call_that_ends_nothing_leaves_the_success_of_the_one_before():
+async def test_a_later_call_that_ends_no_transaction_keeps_the_success_of_the_one_before():
     stage = Stage()
     await stage.unseen("commit")
     await stage.caller("offsets 1")
     assert stage.calls.has_succeeded_unseen("commit")
 
 
-async def test_a_failure_that_no_caller_saw_is_no_success():
+async def test_an_unseen_failure_is_not_reported_as_a_success():
     stage = Stage()
     stage.error = ProducerClosed("no")
     await stage.unseen()
@@ -139,7 +139,7 @@ async def test_a_failure_that_no_caller_saw_is_no_success():
     assert stage.complaints == []
 
 
-async def test_a_call_without_a_caller_that_close_cancels_is_no_success():
+async def test_a_call_without_a_caller_that_close_cancels_is_not_a_success():
     stage = Stage()
     await stage.cancel(await stage.caller())
 
@@ -191,7 +191,7 @@ async def test_a_call_is_counted_with_its_duration_and_result():
     assert 0 <= counted.time.maximum <= loop.time() - began
 
 
-async def test_success_of_a_call_that_ends_nothing_is_not_kept():
+async def test_the_success_of_a_call_that_ends_no_transaction_is_not_kept():
     stage = Stage()
     await stage.cancel(await stage.caller("offsets 1"))
     stage.end.set()

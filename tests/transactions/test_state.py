@@ -51,7 +51,7 @@ OPEN = (S.IN_TRANSACTION, S.COMMITTING, S.RELEASING)
 
 
 def transaction_in(state, *, is_v2=True):
-    """Return a transaction that reached `state` by allowed transitions."""
+    """Return a transaction that has reached `state` by allowed transitions."""
     transaction = Transaction(None if state is S.NONE else "tx", Gate())
     paths = {S.NONE: [], S.UNINITIALIZED: []}
     frontier = [S.UNINITIALIZED]
@@ -207,7 +207,7 @@ def test_partitions_join_only_a_transaction_that_can_still_be_committed(state):
 
     transaction.wanted[TopicPartition("t", 0)] = None
 
-    # A participant's partitions are in the transaction; they wait for their leaders' answers.
+    # A participant's partitions are in the transaction; they wait for the answers of their leaders.
     assert transaction.has_to_join is (state in (*OPEN, S.PARTICIPANT))
 
 
@@ -348,7 +348,7 @@ def test_a_fenced_producer_needs_a_new_epoch_in_any_state(state):
         transaction.check_may_send()
 
 
-def test_an_unanswered_commit_has_a_state_of_its_own():
+def test_an_unanswered_commit_has_its_own_state():
     transaction = transaction_in(S.COMMITTING)
 
     transaction.must_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))
@@ -428,7 +428,7 @@ def test_a_late_failure_does_not_disturb_a_transaction_that_has_ended(state):
 
 
 def drawn() -> str:
-    """The table as DESIGN.md shows it."""
+    """Return the table as DESIGN.md shows it."""
     lines = [
         f"{state.name:16} -> {', '.join(to.name for to in TRANSITIONS[state])}"
         for state in S

@@ -35,7 +35,7 @@ from tests.support.transforming import (
     run,
 )
 
-WAIT = 30.0  # seconds; more than any of this takes on a slow machine
+WAIT = 30.0  # seconds; longer than any of these tests takes on a slow machine
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -46,7 +46,7 @@ def short_pauses(monkeypatch):
 
 
 async def finish(cluster, loop, producer, count=40):
-    """Copy until the output has `count` records; then check that each is there once."""
+    """Copy until the output has `count` records; then check that each of them is there once."""
     done = asyncio.Event()
     running = asyncio.create_task(run(loop, producer, done))
     await until(lambda: len(output(cluster)) >= count or running.done(), WAIT)
@@ -107,7 +107,7 @@ async def test_members_that_come_and_go_share_the_work_and_repeat_nothing(kind):
 
 
 @each_kind
-async def test_an_exception_of_the_block_aborts_rewinds_and_leaves_it(kind):
+async def test_an_exception_aborts_rewinds_and_leaves_the_block(kind):
     async with cluster_with_input() as cluster, looping(kind, cluster.bootstrap_servers) as (loop, producer):
         first = await anext(loop)
         with pytest.raises(ZeroDivisionError):  # noqa: PT012  # the whole block is what is tested
@@ -153,7 +153,7 @@ async def test_a_record_that_fails_in_the_block_is_a_failed_attempt(kind):
 
 
 @each_kind
-async def test_after_the_last_attempt_the_error_is_raised_and_the_loop_can_go_on(kind):
+async def test_after_the_last_attempt_the_error_is_raised_and_the_loop_can_continue(kind):
     async with (
         cluster_with_input() as cluster,
         looping(kind, cluster.bootstrap_servers, max_attempts=2) as (loop, producer),
@@ -243,7 +243,7 @@ async def test_a_commit_that_is_never_answered_ends_the_loop():
 
 
 @each_kind
-async def test_a_member_that_has_lost_its_partitions_can_not_commit(kind):
+async def test_a_member_that_has_lost_its_partitions_cannot_commit(kind):
     async with cluster_with_input() as cluster, asyncio.timeout(WAIT):
         async with looping(kind, cluster.bootstrap_servers, "zombie") as (loop, producer):
             batch = await anext(loop)
@@ -261,7 +261,7 @@ async def test_a_member_that_has_lost_its_partitions_can_not_commit(kind):
 
 
 @each_kind
-async def test_a_new_member_waits_for_the_transaction_that_may_still_move_its_start(kind):
+async def test_a_new_member_waits_for_a_transaction_that_may_still_change_its_start(kind):
     async with cluster_with_input() as cluster, asyncio.timeout(WAIT):
         servers = cluster.bootstrap_servers
         async with Producer(servers, transactional_id="dead", **QUICK) as dead:
@@ -280,7 +280,7 @@ async def test_a_new_member_waits_for_the_transaction_that_may_still_move_its_st
 
 
 @each_kind
-async def test_a_loop_that_waits_for_a_transaction_of_another_can_be_cancelled(kind):
+async def test_a_loop_that_waits_for_the_transaction_of_another_member_can_be_cancelled(kind):
     async with cluster_with_input() as cluster, asyncio.timeout(WAIT):
         servers = cluster.bootstrap_servers
         async with Producer(servers, transactional_id="dead", **QUICK) as dead:
@@ -299,7 +299,7 @@ async def test_a_loop_that_waits_for_a_transaction_of_another_can_be_cancelled(k
 
 
 @each_kind
-async def test_a_first_batch_that_is_aborted_is_read_again_also_with_latest(kind):
+async def test_an_aborted_first_batch_is_read_again_even_with_latest(kind):
     async with cluster_with_input(0) as cluster, asyncio.timeout(WAIT):
         servers = cluster.bootstrap_servers
         async with looping(kind, servers, reset="latest") as (loop, producer):
@@ -366,7 +366,7 @@ async def test_a_cancelled_wait_for_records_loses_none(kind):
         await finish(cluster, loop, producer)
 
 
-async def test_a_batch_whose_transaction_can_not_begin_is_not_lost():
+async def test_a_batch_whose_transaction_cannot_begin_is_not_lost():
     async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
         batch = await anext(loop)
         await producer.begin_transaction()
@@ -392,7 +392,7 @@ async def test_a_block_that_ends_the_transaction_itself_ends_the_loop():
             await anext(loop)
 
 
-async def test_a_loop_does_not_go_on_behind_a_batch_that_was_not_rewound(monkeypatch):
+async def test_a_loop_does_not_continue_after_a_batch_that_was_not_rewound(monkeypatch):
     async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
         batch = await anext(loop)
 
@@ -408,7 +408,7 @@ async def test_a_loop_does_not_go_on_behind_a_batch_that_was_not_rewound(monkeyp
             await anext(loop)
 
 
-async def test_a_batch_has_to_be_entered_once():
+async def test_a_batch_must_be_entered_exactly_once():
     async with cluster_with_input() as cluster, looping(EAGER, cluster.bootstrap_servers) as (loop, producer):
         batch = await anext(loop)
         with pytest.raises(IllegalStateError, match="was not entered"):
@@ -421,7 +421,7 @@ async def test_a_batch_has_to_be_entered_once():
         assert len(list(batch)) == len(batch) > 0
 
 
-async def test_a_loop_has_to_be_entered_once():
+async def test_a_loop_must_be_entered_exactly_once():
     async with cluster_with_input(0) as cluster, consuming(EAGER, cluster.bootstrap_servers) as consumer:
         async with Producer(cluster.bootstrap_servers, transactional_id="one") as producer:
             loop = TransformLoop(producer, consumer, ["in"])

@@ -1,8 +1,9 @@
 """A cluster that finalizes transactions v2 (KIP-890) while producers with transactions v1 run.
 
-With v1, EndTxn is answered before the markers are written, and the next transaction has the same epoch. A broker
-accepts a batch of v2 without asking the coordinator if a transaction of the same epoch is open in the partition, so the
-markers of the last v1 transaction would decide over the records of the first v2 transaction."""
+With v1, EndTxn is answered before the markers are written, and the next transaction has the same epoch. A
+broker accepts a batch of v2 without asking the coordinator if a transaction of the same epoch is open in the
+partition. Then the markers of the last v1 transaction would commit or abort the records of the first
+v2 transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.transactions.test_calls import committed, transactional
 
 
 async def finalize(level, cluster, producer):
-    """Let the producer connect again, so that it learns of the level."""
+    """Make the producer connect again, so that it learns the new level."""
     cluster.transactions.finalize(level)
     producer._brokers.renegotiate(0)
     await producer.ping()
@@ -34,9 +35,8 @@ async def test_markers_of_the_last_v1_transaction_do_not_end_the_next_one(first,
         await finalize(2, cluster, producer)
         await producer.begin_transaction()
         delivery = await producer.send("t", b"2", partition=0)
-        await asyncio.wait(
-            [delivery], timeout=0.2
-        )  # nothing to wait for if it is right: the markers are held
+        # If all is right, no event ends this wait, because the markers are held.
+        await asyncio.wait([delivery], timeout=0.2)
         cluster.transactions.release_markers()
         await within(2, delivery)
         await getattr(producer, f"{second}_transaction")()
@@ -66,7 +66,7 @@ async def test_a_transaction_during_which_the_cluster_was_upgraded_is_the_last_w
 async def test_an_upgrade_before_the_first_record_of_the_epoch_needs_no_new_epoch():
     async with transactional(1, topics={"t": 1}) as (cluster, producer):
         async with producer.transaction():
-            pass  # nothing that the coordinator heard of
+            pass  # the coordinator does not learn of this transaction
         epoch = producer._idempotence.identity.epoch
         await finalize(2, cluster, producer)
         await producer.begin_transaction()

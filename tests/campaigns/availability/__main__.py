@@ -1,13 +1,13 @@
-"""How soon records flow again after a fault, beside aiokafka and confluent-kafka, on real brokers.
+"""How soon records flow again after a fault on real brokers, compared with aiokafka and confluent-kafka.
 
-    python -m tests.campaigns.availability recovery --runs 20     # a broker that accepts and stays silent
+    python -m tests.campaigns.availability recovery --runs 20     # a broker that accepts connections and stays silent
     python -m tests.campaigns.availability gaps --runs 5          # a leader is killed, frozen, reassigned
 
-All clients run at once, each in a process of its own, and meet the same faults. `recovery` uses each client's defaults:
-the proxy in front of the only broker stays silent for 31 to 62 seconds, longer than request time-outs, and the
-recovery is the time from its end to the first acknowledgement. `gaps` uses acks=all and idempotence for all: a gap is
-the longest time without an acknowledgement in any of six partitions while the fault strikes. Exit status 1: a
-worst figure of aioproducer is above that of aiokafka (gaps), or of the better peer (recovery)."""
+All clients run at once, each in its own process, and meet the same faults. `recovery` uses each client's defaults: the
+proxy in front of the only broker is silent for 31 to 62 seconds, longer than request time-outs. The recovery time lasts
+from the end of the silence to the first acknowledgement. `gaps` uses acks=all and idempotence for all clients. A gap is
+the longest time without an acknowledgement in any of six partitions while the fault strikes. The exit status is 1 if
+the worst figure of aioproducer is above that of aiokafka (gaps) or of the better peer (recovery)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.campaigns.availability.rounds import FROZEN, Figures, gaps, recovery
 
 
 def report(title: str, figures: Figures) -> str:
-    """A table in Markdown: for each kind of fault and each client the median, the worst and the failed records."""
+    """Return a Markdown table: for each kind of fault and each client the median, the worst and the failed
+    records."""
     lines = [
         f"{title}\n",
         "| fault | client | runs | median | worst | failed records |",
@@ -39,7 +40,7 @@ def report(title: str, figures: Figures) -> str:
 
 
 def missed(figures: Figures, *, peers: tuple[str, ...]) -> list[str]:
-    """The kinds of faults where aioproducer's worst figure is above that of the best of these peers."""
+    """Return the kinds of faults where aioproducer's worst figure is above that of the best of these peers."""
     found = []
     for kind, clients in figures.seconds.items():
         best = min((max(clients[peer]) for peer in peers if peer in clients), default=float("inf"))
@@ -50,7 +51,6 @@ def missed(figures: Figures, *, peers: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.availability")
     parser.add_argument("what", choices=("recovery", "gaps"))
     parser.add_argument("--runs", type=int, default=20)
@@ -58,7 +58,9 @@ def main() -> None:
     parser.add_argument("--clients", default=",".join(CLIENTS))
     parser.add_argument("--outage", type=float, nargs=2, default=(31.0, 62.0), metavar=("LEAST", "MOST"))
     parser.add_argument("--frozen", type=float, default=FROZEN, metavar="SECONDS")
-    parser.add_argument("--request-timeout-ms", type=int, help="of all clients; by default their own")
+    parser.add_argument(
+        "--request-timeout-ms", type=int, help="for all clients; by default, each client's own"
+    )
     options = parser.parse_args()
     timeout = options.request_timeout_ms
     extras = [f"request_timeout_ms={timeout}"] if timeout else []

@@ -1,10 +1,10 @@
-"""One client in a process of its own: sends at a steady rate and prints what becomes of each record.
+"""One client in its own process: sends at a steady rate and prints the outcome of each record.
 
     python -m tests.campaigns.availability.clients aiokafka 127.0.0.1:9092 topic 6
 
 Further arguments: "same" for acks=all and idempotence, "request_timeout_ms=3000". A line is "ack PARTITION MOMENT" or
-"failed PARTITION MOMENT ERROR"; moments are seconds of time.monotonic(), which all processes of a machine share. Ends
-when standard input is closed."""
+"failed PARTITION MOMENT ERROR"; moments are seconds of time.monotonic(), which all processes of a machine share. The
+process ends when its standard input is closed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reporter:
         self._lock = threading.Lock()
 
     def __call__(self, partition: int, error: object | None = None) -> None:
-        """The record of a partition was acknowledged, or failed."""
+        """Print that the record of a partition was acknowledged or failed."""
         now = time.monotonic()
         line = (
             f"ack {partition} {now:.4f}" if error is None else f"failed {partition} {now:.4f} {error!r:.200}"
@@ -38,7 +38,7 @@ class Reporter:
 
 
 def is_over() -> threading.Event:
-    """Set when standard input ends."""
+    """Return an event that is set when standard input ends."""
     over = threading.Event()
 
     def wait() -> None:
@@ -50,7 +50,7 @@ def is_over() -> threading.Event:
 
 
 async def run_asyncio(producer: Any, topic: str, partitions: int, over: threading.Event) -> None:
-    """Send with aioproducer or aiokafka, which are called alike."""
+    """Send with aioproducer or aiokafka, which have the same interface."""
     report = Reporter()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -74,7 +74,7 @@ async def run_asyncio(producer: Any, topic: str, partitions: int, over: threadin
     finally:
         for task in tasks:
             task.cancel()
-        # At the end of a run it does not matter what was not acknowledged.
+        # Records that are not acknowledged at the end of a run don't count.
         await asyncio.wait_for(producer.stop(), 30)
 
 
@@ -104,7 +104,7 @@ async def confluent(
     from confluent_kafka import Producer
 
     settings: dict[str, Any] = {"enable.idempotence": True} if "same" in extras else {}
-    # Its requests wait for request.timeout.ms and what the network may add.
+    # Both settings limit its requests: the broker's time and the network's.
     settings |= request_timeout(extras, "request.timeout.ms") | request_timeout(extras, "socket.timeout.ms")
     producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
     report = Reporter()
@@ -125,7 +125,7 @@ async def confluent(
 
 
 def request_timeout(extras: list[str], name: str) -> dict[str, int]:
-    """The request time-out under a client's own name, if one was given."""
+    """Return the request time-out under a client's own name, if one was given."""
     found = [extra.partition("=")[2] for extra in extras if extra.startswith("request_timeout_ms=")]
     return {name: int(found[0])} if found else {}
 
@@ -134,7 +134,7 @@ CLIENTS = {"aioproducer": aioproducer, "aiokafka": aiokafka, "confluent-kafka": 
 
 
 def main() -> None:
-    """The command line: a client, the servers, a topic, its partitions, further arguments."""
+    """Read the arguments: a client, the servers, a topic, its partitions, further arguments."""
     name, servers, topic, partitions, *extras = sys.argv[1:]
     asyncio.run(CLIENTS[name](servers, topic, int(partitions), is_over(), extras))
 

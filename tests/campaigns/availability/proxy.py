@@ -1,4 +1,4 @@
-"""A TCP proxy that can be half-open: it accepts connections and carries nothing."""
+"""A TCP proxy that can be half-open: it accepts connections but carries no data."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ CHUNK = 256 * 1024
 
 
 class HalfOpenProxy:
-    """Stands in front of one broker, in a block of `async with`.
+    """A proxy in front of one broker, used with `async with`.
 
-    While `is_silent` is set, each byte is dropped. A connection that was open at any such moment stays silent for ever,
-    as one does whose state a firewall has lost; connections that are opened later work.
-    """
+    While `is_silent` is set, every byte is dropped. A connection that was open at such a moment stays silent forever,
+    like one whose state a firewall has lost; connections opened later work."""
 
     def __init__(self, broker_host: str, broker_port: int = 0, port: int = 0) -> None:
         self.port = port
         self.broker_host, self.broker_port = broker_host, broker_port
         self.accepted = 0
-        """Connections since the start."""
+        """Connections accepted since the start."""
         self._is_silent = False
         self._silent: set[asyncio.StreamWriter] = set()
-        """The clients' ends of the connections that carry nothing."""
+        """The client sides of the connections that carry nothing."""
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server
@@ -46,12 +45,12 @@ class HalfOpenProxy:
         self._silent |= self._open
 
     def recover(self) -> None:
-        """Carry what comes on connections that are opened from now on."""
+        """Carry data again, on connections opened from now on."""
         self._is_silent = False
 
     @property
     def open(self) -> int:
-        """Connections of clients that are open now."""
+        """The number of open client connections."""
         return len(self._open)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,7 +77,7 @@ class HalfOpenProxy:
                     pump.cancel()
                 await asyncio.wait(pumps)
         except OSError:
-            pass  # the broker is down: the client is hung up on
+            pass  # the broker is down: the client's connection is closed
         finally:
             self._open.discard(to_client)
             self._silent.discard(to_client)

@@ -1,4 +1,4 @@
-"""The faults, and what the clients print meanwhile."""
+"""The faults, and the output of the clients during them."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ BROKERS = 3
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 STEADY = 3.0
-"""Seconds for which all partitions have to flow before a fault."""
+"""Seconds for which all partitions must have flowed before a fault."""
 FLOWS = 0.5
-"""Seconds; a partition flows if its last acknowledgement is younger."""
+"""A partition flows if its last acknowledgement is at most this many seconds old."""
 RECOVERY_TIMEOUT = 150.0
-"""Seconds in which all clients have recovered, or the run fails."""
+"""Seconds within which all clients must have recovered; otherwise the run fails."""
 FROZEN = 8.0
 """Seconds for which a leader is frozen or down: longer than the cluster takes to elect another one."""
 
 
 class Figures:
-    """What was measured."""
+    """The measurements of all rounds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        """Kind of fault -> client -> the figure of each run."""
+        """Fault -> client -> the figure of each run."""
         self.failed: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        """Kind of fault -> client -> records that failed."""
+        """Fault -> client -> number of failed records."""
 
 
 class Client:
-    """A client's process, and what it has printed."""
+    """A client's process and its output."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, partitions: int) -> None:
         self.name = name
         self.acks: list[list[float]] = [[] for _ in range(partitions)]
-        """Moments of each partition's acknowledgements."""
+        """The moments of each partition's acknowledgements."""
         self.failures: list[float] = []
         self._process = process
 
     async def read(self) -> None:
-        """Take down what the process prints, until its end."""
+        """Record what the process prints, until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             kind, partition, moment, *_ = line.decode().split(" ")
@@ -64,16 +64,17 @@ class Client:
                 self.failures.append(float(moment))
 
     def flows(self, since: float) -> bool:
-        """Each partition has had an acknowledgement since that moment, and a short time ago."""
+        """Return True if each partition has had a recent acknowledgement after that moment."""
         young = max(since, time.monotonic() - FLOWS)
         return all(acks and acks[-1] > young for acks in self.acks)
 
     def first_ack(self, since: float) -> float:
-        """Seconds from that moment to the first acknowledgement."""
+        """Return the seconds from that moment to the first acknowledgement."""
         return min(next(moment for moment in acks if moment > since) for acks in self.acks) - since
 
     def longest_gap(self, since: float) -> float:
-        """Seconds without an acknowledgement in any one partition, from shortly before that moment on."""
+        """Return the longest time in seconds without an acknowledgement in any one partition, from shortly before
+        that moment on."""
         gaps = [0.0]
         for acks in self.acks:
             moments = [moment for moment in acks if moment > since - FLOWS]
@@ -81,7 +82,7 @@ class Client:
         return max(gaps)
 
     def failed(self, since: float) -> int:
-        """Records that failed since that moment."""
+        """Return the number of records that failed after that moment."""
         return sum(moment > since for moment in self.failures)
 
 
@@ -89,7 +90,7 @@ class Client:
 async def clients(
     names: list[str], servers: str, partitions: int, *arguments: str
 ) -> AsyncIterator[list[Client]]:
-    """The clients at work, each in a process of its own."""
+    """The running clients, each in its own process."""
     processes = [
         await asyncio.create_subprocess_exec(
             sys.executable,
@@ -110,13 +111,13 @@ async def clients(
     finally:
         for process in processes:
             if process.returncode is None:
-                process.kill()  # what is buffered does not matter any more
+                process.kill()  # buffered records no longer matter
         await asyncio.gather(*(process.wait() for process in processes))
         await asyncio.gather(*readers)
 
 
 async def all_flow(found: list[Client], since: float, seconds: float = STEADY) -> None:
-    """Wait until each partition of each client has flowed for so long, beginning after `since`."""
+    """Wait until each partition of each client has flowed for this many seconds, counted from `since` or later."""
     begun: float | None = None
     async with asyncio.timeout(RECOVERY_TIMEOUT):
         while begun is None or time.monotonic() - begun < seconds:
@@ -130,7 +131,7 @@ async def all_flow(found: list[Client], since: float, seconds: float = STEADY) -
 async def recovery(
     names: list[str], runs: int, random: Random, least: float, most: float, extras: list[str]
 ) -> Figures:
-    """Let the only broker be half-open again and again."""
+    """Repeatedly let the only broker be half-open."""
     figures = Figures()
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(HalfOpenProxy(HOST))
@@ -155,7 +156,7 @@ async def recovery(
 
 
 async def gaps(names: list[str], runs: int, random: Random, frozen: float, extras: list[str]) -> Figures:
-    """Kill, freeze and reassign leaders of three brokers in turns."""
+    """Kill, freeze and reassign leaders of three brokers in turn."""
     figures = Figures()
     config = {**NOTICES_SOON, "leader.imbalance.check.interval.seconds": 5}
     async with ApacheKafka(BROKERS, config=config, jvm_args=JVM) as kafka:
@@ -197,7 +198,7 @@ async def _freeze(kafka: ApacheKafka, partition: int, seconds: float) -> None:
 
 
 async def _reassign(kafka: ApacheKafka, partition: int, seconds: float) -> None:
-    """Take the partition away from its leader, and give it back as a replica."""
+    """Move the partition away from its leader, and then add that broker again as a replica."""
     leader = await kafka.leader(TOPIC, partition)
     others = [node for node in range(BROKERS) if node != leader]
     for replicas in others, [*others, leader]:

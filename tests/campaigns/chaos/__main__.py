@@ -1,10 +1,10 @@
-"""Seeded faults against real brokers, one schedule after the other, until a time has passed, or Ctrl-C.
+"""Seeded faults against real brokers, one schedule after the other, until a time has passed or you press Ctrl-C.
 
     python -m tests.campaigns.chaos --minutes 30 --seed 1
 
-Prints counts per outcome, how often each fault struck and how long its recovery took, and for each failure the
-command that plays it again; and what this process holds when all producers are closed: memory or anything else that
-grows is a failure, too. Three days of it are `--minutes 4320`."""
+Prints counts per outcome, how often each fault struck, how long its recovery took, and for each failure the command
+that replays it. It also prints what this process holds when all producers are closed: steady growth of memory or of
+anything else is a failure, too. For a run of three days, pass `--minutes 4320`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.campaigns.chaos.run import Result, play
 from tests.support.resources import Sample, growth, of_this_process, slope, steady
 
 ENOUGH_SAMPLES = 10
-"""Schedules from which on growth can be told from the beginning."""
+"""Growth is judged from this many schedules on."""
 
 
 @dataclass
 class Tally:
-    """What many schedules have come to."""
+    """The results of many schedules."""
 
     schedules: Counter[str] = field(default_factory=Counter)
-    """By kind and release of Kafka."""
+    """By kind and Kafka release."""
     told: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     levels: Counter[str] = field(default_factory=Counter)
@@ -41,21 +41,22 @@ class Tally:
     copied: int = 0
     replaced: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    """Acknowledged records that are in no log, by producer: leaders take them along, and acks=0 knows nothing."""
+    """Acknowledged records that are in no log, by producer: a lost leader can take them along with acks=1, and acks=0
+    has no acknowledgements from brokers."""
     recoveries: list[Recovery] = field(default_factory=list)
     latest: float = 0.0
     worst_lag: float = 0.0
     failures: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    """What this process holds after each schedule, when all its producers are closed."""
+    """The resources of this process after each schedule, when all its producers are closed."""
 
     @property
     def grown(self) -> list[str]:
-        """What is more at the end than after the warm-up: it would be for ever more."""
+        """Resources that grow steadily after the warm-up."""
         return growth(self.samples) if len(self.samples) >= ENOUGH_SAMPLES else []
 
     def add(self, result: Result) -> None:
-        """Take in one schedule."""
+        """Add the results of one schedule."""
         history = result.history
         self.schedules[f"{result.plan.kind} on {result.plan.version}"] += 1
         self.told.update(sent.told.value for sent in history.sent)
@@ -74,18 +75,18 @@ class Tally:
 
 
 def report(tally: Tally, took: float) -> str:
-    """All counts as text; the table is Markdown."""
+    """Return all counts as text with a Markdown table."""
     lines = [
         f"{tally.schedules.total()} schedules in {took / 60:.1f} minutes ({_counts(tally.schedules)})",
         f"{tally.told.total()} records: {_counts(tally.told)}",
         f"{tally.ended.total()} transactions: {_counts(tally.ended)}; committed by {_counts(tally.levels)}",
-        f"{tally.copied} records copied; who copied was replaced {tally.replaced} times in mid-transaction",
-        f"acknowledged and not there, where less than acks=all was asked for: {_counts(tally.lost)}",
+        f"{tally.copied} records copied; the copier was replaced {tally.replaced} times in mid-transaction",
+        f"acknowledged with less than acks=all, and lost: {_counts(tally.lost)}",
         f"errors that the producers met: {_counts(tally.errors)}",
-        f"no result came later than {tally.latest:.2f} s after its deadline, "
-        f"and no turn of the event loop later than {tally.worst_lag:.2f} s",
+        f"results came at most {tally.latest:.2f} s after their deadline, "
+        f"and turns of the event loop at most {tally.worst_lag:.2f} s late",
         "",
-        "| fault | struck | longest silence of a partition | all went on after |",
+        "| fault | struck | longest silence of a partition | recovered after |",
         "|---|---|---|---|",
         *_rows(tally),
         "",
@@ -93,7 +94,7 @@ def report(tally: Tally, took: float) -> str:
         "",
         f"failures: {len(tally.failures) + len(tally.grown)}",
         *tally.failures,
-        *(f"it grows and grows: {sentence}" for sentence in tally.grown),
+        *(f"steady growth: {sentence}" for sentence in tally.grown),
     ]
     never = [name for name in FAULTS if not tally.fired[name]]
     if never:
@@ -102,7 +103,7 @@ def report(tally: Tally, took: float) -> str:
 
 
 def _rows(tally: Tally) -> list[str]:
-    """Times are of rounds in which the fault struck alone: median and worst."""
+    """Return the table rows. Times are the median and the worst of the rounds in which the fault struck alone."""
     alone: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in tally.recoveries:
         if len(recovery.names) == 1:
@@ -115,7 +116,7 @@ def _rows(tally: Tally) -> list[str]:
 
 
 def _held(samples: list[Sample]) -> list[str]:
-    """What is held when all producers are closed, after the first schedule and the last."""
+    """Return a table of the resources held after the first and the last schedule, when all producers are closed."""
     if not samples:
         return []
     rest = steady(samples)
@@ -138,7 +139,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 async def _play_all(plans: list[Plan], seconds: float, tally: Tally) -> None:
-    """In turns, until the time has passed; what was begun is played to its end."""
+    """Play the plans in turn until the time has passed. A schedule that has begun is played to its end."""
     began = time.monotonic()
     for number, which in enumerate(plans):
         if time.monotonic() - began > seconds:
@@ -156,28 +157,29 @@ async def _play_all(plans: list[Plan], seconds: float, tally: Tally) -> None:
             if _is_interrupted():
                 raise asyncio.CancelledError from error
             tally.failures.append(
-                f"{which} did not come to its end: {error!r}\nplay it again: {which.replay}"
+                f"{which} was not played to its end: {error!r}\nplay it again: {which.replay}"
             )
         tally.samples.append(of_this_process(time.monotonic() - began))
         tell(f"{tally.told.total()} records so far, {len(tally.failures)} failures")
 
 
 def _is_interrupted() -> bool:
-    """Ctrl-C cancels the main task; what it calls may raise something else on its way out."""
+    """Return True after Ctrl-C, which cancels the main task; calls in it may raise another exception when they are
+    cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def main() -> int:
-    """The exit status: 0 if every promise was kept."""
+    """Run the command; return exit status 0 if every promise was kept."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.chaos", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--minutes", type=float, default=30, help="begin no schedule after so long")
-    parser.add_argument("--schedules", type=int, default=10_000, help="play no more than so many")
-    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--minutes", type=float, default=30, help="begin no schedule after this time")
+    parser.add_argument("--schedules", type=int, default=10_000, help="play at most this many")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this workload; may be repeated")
-    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")
     arguments = parser.parse_args()
     seeds = itertools.count(arguments.seed)
     endless = (

@@ -1,7 +1,7 @@
-"""Copies a topic, each record exactly once: read, write, and commit what was read and written in one transaction.
+"""Copies a topic, each record exactly once: one transaction contains the copies of some records and their offsets.
 
-Now and then it is as if its process had been killed: another producer takes over its transactional id and goes on where
-the group is."""
+Now and then the copier is replaced as if its process had been killed: another producer takes over its transactional id
+and continues at the group's position."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.campaigns.chaos.world import COPIES, PARTITIONS, STEADY, World
 from tests.conftest import MS
 
 SOME = 200
-"""Records of one transaction, at most."""
+"""The maximum number of records in a transaction."""
 BOUNCED = 0.1
 """The share of transactions in the middle of which the copier is replaced."""
 PLACES = [TopicPartition(STEADY, partition) for partition in range(PARTITIONS[STEADY])]
 
 
 class Copier(TransactionalUser):
-    """From the steady topic to the copies. It stops when there is nothing left to copy."""
+    """Copies from the steady topic to the topic of copies. It stops when nothing is left to copy."""
 
     def __init__(self, world: World, label: str, **settings: Any) -> None:
         super().__init__(world, label, **settings)
         self._next: dict[TopicPartition, int] = {}
-        """What comes next of each partition, as committed."""
+        """The next offset to copy in each partition, as committed."""
 
     async def run(self) -> None:
-        """Until stopped, and until all that was there is copied."""
+        """Copy until stopped, and then until everything is copied."""
         self.world.committed_since[self.label] = 0.0
         consumer = Consumer(
             {
@@ -60,18 +60,18 @@ class Copier(TransactionalUser):
                     is_placed = False
                     await self._recover()
                 except KafkaException:
-                    await asyncio.sleep(100 * MS)  # the consumer's brokers are away
+                    await asyncio.sleep(100 * MS)  # no broker is reachable for the consumer
         finally:
             await asyncio.to_thread(consumer.close)
 
     async def _place(self, consumer: Consumer) -> None:
-        """Read on where the last committed transaction has stopped."""
+        """Continue reading where the last committed transaction stopped."""
         committed = await self.producer.committed(self.label, PLACES)
         self._next = {place: 0 if found is None else found.offset for place, found in committed.items()}
         consumer.assign([Position(*place, offset) for place, offset in self._next.items()])
 
     async def _copy(self, consumer: Consumer) -> bool:
-        """One transaction, if there is something to copy; False if the copier was replaced."""
+        """Copy some records in one transaction, if there are any. Return False if the copier was replaced."""
         begun_at = asyncio.get_running_loop().time()
         messages: list[Message] = await asyncio.to_thread(consumer.consume, SOME, 200 * MS)
         messages = [message for message in messages if message.error() is None]
@@ -82,7 +82,7 @@ class Copier(TransactionalUser):
             await self.producer.send(COPIES, message.value(), key=message.key()) for message in messages
         ]
         for delivery in deliveries:
-            delivery.add_done_callback(_looked_at)  # those of a transaction that is given up are nobody's
+            delivery.add_done_callback(_looked_at)  # no other code reads them if the transaction is abandoned
         if self._random.random() < BOUNCED:
             await self._replace()
             return False
@@ -96,7 +96,7 @@ class Copier(TransactionalUser):
         return True
 
     async def _replace(self) -> None:
-        """Its successor fences it, while records of it are still on their way."""
+        """Let a successor fence this producer while its records are still on their way."""
         self.world.history.replaced += 1
         old = self.producer
         while True:
@@ -109,7 +109,7 @@ class Copier(TransactionalUser):
         await old.close(timeout=0)
 
     async def _recover(self) -> None:
-        """Until the producer may begin a transaction again."""
+        """Repair the producer's state until it may begin a transaction."""
         while self.producer._transaction.state is not TransactionState.READY:
             state = self.producer._transaction.state
             with suppress(KafkaError):
@@ -124,7 +124,8 @@ class Copier(TransactionalUser):
             await asyncio.sleep(20 * MS)
 
     async def _is_done(self, consumer: Consumer) -> bool:
-        """Everything is copied; the topic's own producer writes no transactions, so that nothing else is in it."""
+        """Return True if everything is copied. The source topic contains no transactions, so there are no markers in
+        its log."""
         for place, offset in self._next.items():
             _, end = await asyncio.to_thread(consumer.get_watermark_offsets, Position(*place), 5.0)
             if offset < end:

@@ -1,4 +1,4 @@
-"""What can go wrong, by name. Each fault strikes a running cluster and returns when what it broke is whole again."""
+"""The faults, by name. Each strikes a running cluster and returns when the damage is repaired."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.campaigns.chaos.world import World
 
 TRAP_TIMEOUT = 10_000 * MS
-"""Seconds that a trap waits for its request; a producer that waits for something else may send none."""
+"""Seconds that a trap waits for its request; a producer that waits for something else may not send it."""
 CUTS = 3
 """Connections that one fault cuts, one after the other."""
 
@@ -28,12 +28,12 @@ UPGRADE = "upgrade to v2"
 ACKS = "acks 0 and 1"
 COPY = "copy"
 KINDS = (IDEMPOTENT, V1, V2, UPGRADE, ACKS, COPY)
-"""Of workloads, each with a cluster of its own."""
+"""The kinds of workloads; each has its own cluster."""
 TRANSACTIONAL = (V1, V2, UPGRADE, COPY)
 
 
 class Family(Enum):
-    """What a fault strikes. One of the brokers' or the topics' and one of the network may strike together."""
+    """The target of a fault. A fault of brokers or topics may strike together with one of the network."""
 
     BROKERS = "brokers"
     TOPICS = "topics"
@@ -48,7 +48,7 @@ class Fault:
     family: Family
     strike: Callable[[World, Random], Awaitable[None]]
     kinds: tuple[str, ...]
-    """Of workloads that it is for; empty for all."""
+    """The kinds of workloads that it is for; empty means all."""
 
     def is_for(self, kind: str) -> bool:
         return kind in (self.kinds or (kind,))
@@ -81,7 +81,7 @@ async def _kill(world: World, random: Random) -> None:
 
 @_fault("frozen", Family.BROKERS)
 async def _freeze(world: World, random: Random) -> None:
-    """Shorter or longer than the session: sometimes it wakes as a leader, sometimes as one that was deposed."""
+    """The pause is shorter or longer than the broker's session, so it resumes as a leader or after it was deposed."""
     victim = await world.any_leader(random)
     world.kafka.pause(victim)
     try:
@@ -100,7 +100,7 @@ async def _roll(world: World, random: Random) -> None:
 
 @_fault("two of three down", Family.BROKERS)
 async def _two_down(world: World, random: Random) -> None:
-    """No majority of controllers, and no partition with enough replicas."""
+    """There is no majority of controllers, and no partition has enough replicas."""
     victims = random.sample(world.brokers, 2)
     for victim in victims:
         await world.kafka.kill(victim)
@@ -111,7 +111,7 @@ async def _two_down(world: World, random: Random) -> None:
 
 @_fault("coordinator killed in mid-commit", Family.BROKERS, *TRANSACTIONAL)
 async def _kill_coordinator(world: World, random: Random) -> None:
-    """It has the EndTxn, and has carried out as much of it as it could in some milliseconds."""
+    """It has received the EndTxn, and has done as much of it as it could within some milliseconds."""
     victim = await _trapped(world, ApiKey.END_TXN)
     if victim is None:
         return
@@ -124,7 +124,7 @@ async def _kill_coordinator(world: World, random: Random) -> None:
 
 @_fault("coordinator frozen in mid-commit", Family.BROKERS, *TRANSACTIONAL)
 async def _freeze_coordinator(world: World, random: Random) -> None:
-    """Another broker takes its place while the commit is nobody knows where; then it wakes."""
+    """Another coordinator takes over while the state of the commit is unknown; then the frozen one resumes."""
     victim = await _trapped(world, ApiKey.END_TXN)
     if victim is None:
         return
@@ -156,10 +156,9 @@ async def _add_partitions(world: World, random: Random) -> None:
 
 @_fault("transaction.version raised", Family.TOPICS, UPGRADE)
 async def _upgrade(world: World, random: Random) -> None:
-    """Producers that have a transaction under way end it as they began it.
+    """Producers with an open transaction end it with the version with which they began it.
 
-    They learn of the new level when they connect; one broker hangs up on them, as in a rolling restart.
-    """
+    They learn of the new level when they connect. One broker closes its connections, as in a rolling restart."""
     await asyncio.sleep(random.uniform(0, 500 * MS))
     await world.kafka.run_tool(
         "org.apache.kafka.tools.FeatureCommand",
@@ -195,7 +194,7 @@ async def _cut(world: World, random: Random, api_key: ApiKey, name: str) -> None
 
 @_fault("throttled", Family.NETWORK)
 async def _throttle(world: World, random: Random) -> None:
-    """So slow that requests time out, or only late."""
+    """The connection is so slow that requests time out or are late."""
     proxy = world.any_proxy(random)
     proxy.rate = random.choice([1_000, 5_000, 20_000])
     try:
@@ -212,18 +211,19 @@ async def _half_open(world: World, random: Random) -> None:
 
 @_fault("answers lost", Family.NETWORK)
 async def _lose_answers(world: World, random: Random) -> None:
-    """The broker goes on doing what it is asked, and nobody hears of it."""
+    """The broker continues to handle requests, but its answers don't arrive."""
     await _silence(world, random, "answers lost", answers_only=True)
 
 
 async def _silence(world: World, random: Random, name: str, *, answers_only: bool) -> None:
-    """Connections that are open now carry nothing, until the client closes them; new ones work."""
+    """Open connections carry nothing more until the client closes them; new ones work."""
     if world.any_proxy(random).fall_silent(answers_only=answers_only):
         world.struck(name)
 
 
 async def _trapped(world: World, api_key: ApiKey) -> int | None:
-    """The broker to which the next such request went, when it has it and the connection is cut."""
+    """Return the broker that received the next such request, when the connection is cut; None if none came in
+    time."""
     trap = world.network.lay(api_key)
     try:
         async with asyncio.timeout(TRAP_TIMEOUT):

@@ -1,4 +1,4 @@
-"""What happened in one schedule, for the oracle and the report."""
+"""The events of one schedule, for the oracle and the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recovery:
     silence: float
     """The longest time in which some partition acknowledged nothing."""
     recovered: float
-    """After the last broker was back, until each partition had acknowledged a record sent since, and each
+    """The time from the return of the last broker until each partition had acknowledged a record sent since, and each
     transactional producer had committed a transaction begun since."""
 
 
@@ -28,24 +28,24 @@ class ChaosHistory(History):
     levels: Counter[str] = field(default_factory=Counter)
     """Committed transactions by protocol, "v1" or "v2"."""
     owners: dict[int, str] = field(default_factory=dict)
-    """By the number of a transaction whose it is; whoever owns one sends positions of a group of that name along."""
+    """The producer of each transaction, by its number. The group whose positions it sends has the same name."""
     positions: dict[str, int | None] = field(default_factory=dict)
-    """Where the groups are at the end."""
+    """The groups' positions at the end."""
     copies: Counter[int] | None = None
-    """Committed numbers in the topic that the steady one is copied to; None if nobody copies."""
+    """Committed record numbers in the topic of copies; None if the schedule has no copier."""
     copied_to: dict[int, int] = field(default_factory=dict)
-    """Where the last copy is in each partition."""
+    """The offset of the last copy in each partition."""
     replaced: int = 0
-    """How often who copies was as if killed."""
+    """How often the copier was replaced."""
     acks_of: dict[str, int] = field(default_factory=dict)
-    """Producers that ask for less than acks=all."""
+    """Producers with less than acks=all."""
     lost: Counter[str] = field(default_factory=Counter)
     """Acknowledged records of producers with less than acks=all that are in no log."""
     made_anew_at: float = 0.0
-    """Loop time since which no broker knows the topic's last predecessor any more."""
+    """The loop time at which the topic was last re-created, after no broker knew its predecessor."""
     errors: Counter[str] = field(default_factory=Counter)
-    """What the producers went through, as their metrics count it."""
+    """The producers' errors, from their metrics."""
     latest: float = 0.0
-    """Seconds after its deadline that a result came at worst."""
+    """The longest time in seconds from a deadline to a result after it."""
     worst_lag: float = 0.0
-    """Seconds that the event loop came too late at worst."""
+    """The longest delay of a turn of the event loop, in seconds."""

@@ -1,9 +1,9 @@
-"""Judges a schedule by what confluent-kafka reads when all is over: whatever a producer told anybody must be so.
+"""Judges a schedule by what confluent-kafka reads at the end: every result that a producer reported must be true.
 
-The rules are those of the simulation (`../simulation/oracle.py`). One topic is deleted and created again, and a
-reader sees its last log only. What is claimed of it: a record that was sent when no broker knew the old topic any
-more, and was acknowledged, is in the new log, once, at its offset. Earlier ones may have gone with the old log. No
-record is twice in the new log, none is out of order, and none is there that is NOT_PERSISTED."""
+The rules are those of the simulation (`../simulation/oracle.py`). One topic is deleted and re-created, and readers
+see only its last log. For it the claim is: a record that was sent when no broker knew the old topic, and was
+acknowledged, is in the new log once, at its offset. Earlier records may be lost with the old log. The new log
+contains no record twice, none out of order, and none that was reported as NOT_PERSISTED."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tests.support.read_back import Log
 
 
 class ReadLogs:
-    """The logs of all topics in the shape in which the simulation's rules look at them."""
+    """The logs of all topics, in the form that the simulation's rules expect."""
 
     def __init__(self, everything: Mapping[str, Log], committed: Mapping[str, Log]) -> None:
         self.by_partition = _numbers(everything)
         self.committed = _numbers(committed)
         self.starts: dict[tuple[str, int], list[int]] = defaultdict(list)
-        """Nothing is deleted from the beginning of a log."""
+        """Empty: records are never deleted from the beginning of a log."""
         self.numbers = Counter(
             number for logs in self.by_partition.values() for log in logs for number in log.values()
         )
 
     @property
     def visible(self) -> Counter[int]:
-        """How often each number is visible with isolation.level=read_committed."""
+        """The count of each number with isolation.level=read_committed."""
         return Counter(number for logs in self.committed.values() for log in logs for number in log.values())
 
     def of(self, numbers: Collection[int]) -> ReadLogs:
-        """The same with these records only."""
+        """Return the same logs with only these records."""
         some = copy.copy(self)
         some.by_partition, some.committed = (
             {
@@ -59,7 +59,7 @@ def _numbers(topics: Mapping[str, Log]) -> dict[tuple[str, int], list[oracle.Log
 
 
 def verdict(history: ChaosHistory, logs: ReadLogs) -> list[str]:
-    """Every promise that was broken, in sentences."""
+    """Return a sentence for each broken promise."""
     found = [f"while it ran: {problem}" for problem in history.problems]
     for rule in RULES:
         found += [f"{rule.__name__}: {sentence}" for sentence in rule(history, logs)]
@@ -72,17 +72,17 @@ def verdict(history: ChaosHistory, logs: ReadLogs) -> list[str]:
 
 
 def claimed(history: ChaosHistory) -> list[Sent]:
-    """Without records that may have gone with the log of a topic that was deleted."""
+    """Return the records that must not be lost, so without those that may be lost with the log of a deleted topic."""
     return [sent for sent in history.sent if sent.topic != MADE_ANEW or sent.asked_at >= history.made_anew_at]
 
 
 def _of_all(history: ChaosHistory) -> list[Sent]:
-    """What was sent with acks=all."""
+    """Return the records sent with acks=all."""
     return [sent for sent in history.sent if sent.producer not in history.acks_of]
 
 
 def _weaker(history: ChaosHistory, logs: ReadLogs) -> Iterator[tuple[ChaosHistory, ReadLogs]]:
-    """What each producer that asks for less has sent, and what there is of it."""
+    """Yield the records of each producer with less than acks=all, and the logs with only these records."""
     for label, acks in history.acks_of.items():
         sent = [one for one in claimed(history) if one.producer == label]
         yield (
@@ -92,7 +92,7 @@ def _weaker(history: ChaosHistory, logs: ReadLogs) -> Iterator[tuple[ChaosHistor
 
 
 def every_acknowledged_record_is_in_the_log(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
-    """But for those that went with the log of a topic that was deleted."""
+    """Records that were lost with the log of a deleted topic are exempt."""
     own = [sent for sent in claimed(history) if sent.producer not in history.acks_of]
     yield from oracle.every_acknowledged_record_is_in_the_log(replace(history, sent=own), logs)
 
@@ -126,7 +126,7 @@ def each_group_is_where_its_last_commit_left_it(history: ChaosHistory, logs: Rea
 
 
 def every_record_is_copied_once(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
-    """Whatever became of the brokers and of who copied."""
+    """This holds even if brokers fail and the copier is replaced."""
     if history.copies is None:
         return
     source = Counter(
@@ -141,20 +141,19 @@ def every_record_is_copied_once(history: ChaosHistory, logs: ReadLogs) -> Iterat
             yield f"record {number} is {source[number]} times in the source and {history.copies[number]} times copied"
 
 
-# Of producers that ask for less than acks=all
+# Producers with less than acks=all
 
 
-def with_acks_1_only_a_lost_leader_takes_records_along(
-    history: ChaosHistory, logs: ReadLogs
-) -> Iterator[str]:
-    """Such as it had acknowledged and no follower had. As long as none is lost, they are there, and in order."""
+def with_acks_1_only_a_lost_leader_loses_records(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
+    """Only records that no follower had can be lost. Until a leader is lost, all are there and in order."""
     if history.acks == 1 and not LEADERS_LOST & history.fired.keys():
         yield from oracle.every_acknowledged_record_is_in_the_log(history, logs)
         yield from oracle.order_is_kept(history, logs)
 
 
 def with_acks_0_nothing_is_sent_twice(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
-    """What may have left never leaves again. As long as no broker and no connection falls behind, order is kept."""
+    """A record that may have been sent is never sent again. Order is kept until a broker or a connection falls
+    behind."""
     if history.acks != 0:
         return
     yield from oracle.nothing_is_there_twice(history, logs)
@@ -163,10 +162,10 @@ def with_acks_0_nothing_is_sent_twice(history: ChaosHistory, logs: ReadLogs) -> 
 
 
 LEADERS_LOST = {fault.name for fault in FAULTS.values() if fault.family is Family.BROKERS}
-"""Faults after which another replica leads, which may not have had everything."""
+"""Faults after which another replica leads, which may lack some records."""
 FALLS_BEHIND = {"frozen", "coordinator frozen in mid-commit", "throttled"}
-"""Faults after which a closed connection's requests may be read later than those of the next one."""
-WEAKER_RULES = (with_acks_1_only_a_lost_leader_takes_records_along, with_acks_0_nothing_is_sent_twice)
+"""Faults after which the requests of a closed connection may be read later than those of the next one."""
+WEAKER_RULES = (with_acks_1_only_a_lost_leader_loses_records, with_acks_0_nothing_is_sent_twice)
 
 
 RULES = (
@@ -175,7 +174,7 @@ RULES = (
     order_is_kept,
     oracle.every_call_and_delivery_ends_in_time,
     oracle.nothing_not_persisted_is_there,
-    oracle.nothing_is_there_that_nobody_sent,
+    oracle.nothing_is_there_that_was_never_sent,
     oracle.transactions_are_visible_as_told,
     every_transaction_was_ended,
     each_group_is_where_its_last_commit_left_it,

@@ -1,6 +1,6 @@
-"""What a seed means: the cluster, the order of the faults, and which of them strike together.
+"""The plan of a seed: the cluster, the order of the faults, and which of them strike together.
 
-A seed fixes what is done, not what comes of it: processes, sockets and elections take their own time."""
+A seed fixes the actions but not their results: processes, sockets and elections take their own time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.campaigns.chaos.faults import ACKS, COPY, FAULTS, IDEMPOTENT, UPGRADE
 _OLD, _NEW = "3.9.2", "4.3.1"
 _LEVEL_1 = ("--feature", "transaction.version=1")
 _TOGETHER = 0.4
-"""How often a network fault strikes together with one of another family."""
+"""The probability that a network fault strikes together with one of another family."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,24 @@ class Plan:
     kind: str
     seed: int
     version: str
-    """Of Kafka."""
+    """The version of Kafka."""
     format_args: tuple[str, ...]
     rounds: tuple[tuple[str, ...], ...]
-    """Faults by name; those of a round strike together, and the next one comes when all have recovered."""
+    """Faults by name. Those of a round strike together; the next round begins when all have recovered."""
     among: tuple[str, ...] = ()
-    """What it was confined to; nothing means all that its kind knows."""
+    """The faults to which the plan is limited; empty means all faults for its kind."""
 
     @property
     def is_transactional(self) -> bool:
         return self.kind not in (IDEMPOTENT, ACKS)
 
     def random(self, purpose: str) -> Random:
-        """Numbers that are the same each time that the plan is played."""
+        """Return a source of random numbers that is the same each time the plan is played."""
         return Random(f"{self.kind}/{self.seed}/{purpose}")
 
     @property
     def replay(self) -> str:
-        """The command that plays it again."""
+        """The command that replays it."""
         confined = "".join(f" --fault {name!r}" for name in self.among)
         return (
             f"python -m tests.campaigns.chaos --kind {self.kind!r} --seed {self.seed} --schedules 1{confined}"
@@ -47,7 +47,7 @@ class Plan:
 
 
 def plan(kind: str, seed: int, among: tuple[str, ...] = ()) -> Plan:
-    """Each fault that the kind knows once, or each of those `among` them, in an order of the seed's."""
+    """Plan each fault of this kind once, or each fault in `among`, in an order that depends on the seed."""
     random = Random(f"{kind}/{seed}")
     names = [name for name in FAULTS if name in (among or FAULTS) and FAULTS[name].is_for(kind)]
     random.shuffle(names)
@@ -64,7 +64,8 @@ def plan(kind: str, seed: int, among: tuple[str, ...] = ()) -> Plan:
 
 
 def _cluster(kind: str, seed: int) -> tuple[str, tuple[str, ...]]:
-    """Release and features. Transactions v1 are those of the old release, and of the new one on the old level."""
+    """Return the release and its features. Transactions v1 run on the old release, or on the new one with the old
+    level."""
     is_odd = bool(seed % 2)
     if kind in (IDEMPOTENT, ACKS, COPY):
         return (_NEW if is_odd else _OLD), ()

@@ -1,7 +1,7 @@
-"""A TCP proxy in front of each broker: here goes wrong what lies between a client and its broker.
+"""A TCP proxy in front of each broker, for faults of the network between a client and its broker.
 
-Clients are told the proxies' addresses (`ApacheKafka(advertised=...)`); brokers among themselves pass none. A proxy
-reads only as much of Kafka's protocol as it takes to see where a request ends and what is asked."""
+The brokers advertise the proxies' addresses to clients (`ApacheKafka(advertised=...)`), but connect to each other
+directly. A proxy parses only the length and the API key of each request."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from typing import Self
 HOST = "127.0.0.1"
 _PREFIX = 4
 _CHUNK = 512
-"""Bytes that pass a throttled proxy at once."""
+"""The number of bytes that pass a throttled proxy at once."""
 
 
 @dataclass(eq=False)
 class Link:
-    """One connection of a client, and the proxy's own to the broker."""
+    """A client's connection, and the matching connection from the proxy to the broker."""
 
     client: asyncio.StreamReader
     to_client: asyncio.StreamWriter
     broker: asyncio.StreamReader
     to_broker: asyncio.StreamWriter
     task: asyncio.Task[None]
-    """Carries its bytes."""
+    """The task that carries its bytes."""
     loses_requests: bool = False
     loses_answers: bool = False
     is_cut: bool = False
-    """The broker's next answer ends it, and nobody hears that answer."""
+    """The broker's next answer is dropped, and the connection is closed."""
 
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for a request: the connection that carries it is cut when the broker has it, before the answer."""
+    """Waits for a request, whose connection is cut when the broker has received it, before the answer."""
 
     api_key: int
     sprung: asyncio.Future[int]
-    """The broker that was asked."""
+    """The broker that received the request."""
     skip: int = 0
-    """How many such requests are still to pass unharmed."""
+    """How many such requests pass unharmed first."""
 
     @property
     def is_used_up(self) -> bool:
-        """No further request will spring it."""
+        """True once a request has sprung it."""
         return self.sprung.done()
 
 
 class Network:
-    """The proxies of all brokers, in a block of `async with`."""
+    """The proxies of all brokers, used with `async with`."""
 
     def __init__(self, brokers: int) -> None:
         self.proxies = [Proxy(node_id, self) for node_id in range(brokers)]
@@ -63,38 +63,38 @@ class Network:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """Let nothing through any more."""
+        """Close all proxies and their connections."""
         for proxy in self.proxies:
             await proxy.close()
 
     @property
     def advertised(self) -> dict[int, tuple[str, int]]:
-        """What the brokers tell clients."""
+        """The addresses that the brokers advertise to clients."""
         return {proxy.node_id: (HOST, proxy.port) for proxy in self.proxies}
 
     def lead_to(self, ports: list[int]) -> None:
-        """The brokers have started, and listen there."""
+        """Set the ports of the brokers, once they have started."""
         for proxy, port in zip(self.proxies, ports, strict=True):
             proxy.broker_port = port
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of open client connections."""
         return sum(len(proxy.links) for proxy in self.proxies)
 
     def lay(self, api_key: int, *, skip: int = 0) -> Trap:
-        """A trap for the next such request, or one after it, whichever broker it is for."""
+        """Lay a trap for the next such request to any broker, after `skip` others."""
         trap = Trap(api_key, asyncio.get_running_loop().create_future(), skip)
         self._traps.append(trap)
         return trap
 
     def take_away(self, trap: Trap) -> None:
-        """Nothing has sprung it, and nothing shall."""
+        """Remove a trap that has not been sprung."""
         if trap in self._traps:
             self._traps.remove(trap)
 
     def trap_for(self, api_key: int) -> Trap | None:
-        """The trap that this request springs; it is laid no longer."""
+        """Return the trap that this request springs, and remove it."""
         for trap in self._traps:
             if trap.api_key != api_key:
                 continue
@@ -106,14 +106,14 @@ class Network:
 
 
 class Proxy:
-    """In front of one broker. It goes on listening while the broker is down, and then hangs up on whoever comes."""
+    """A proxy in front of one broker. While the broker is down, it accepts connections and closes them at once."""
 
     def __init__(self, node_id: int, network: Network) -> None:
         self.node_id = node_id
         self.port = 0
         self.broker_port = 0
         self.rate = math.inf
-        """Bytes that each direction of a connection may carry in a second."""
+        """Bytes per second that each direction of a connection may carry."""
         self.links: set[Link] = set()
         self._network = network
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,14 +125,14 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def fall_silent(self, *, answers_only: bool) -> int:
-        """All connections of this moment stay open and carry nothing, or no answers; returns how many they are."""
+        """Keep the open connections open, but let them carry nothing, or no answers. Return how many there are."""
         for link in self.links:
             link.loses_answers = True
             link.loses_requests = not answers_only
         return len(self.links)
 
     def hang_up(self) -> None:
-        """End all connections of this moment."""
+        """Close all open connections."""
         for link in self.links:
             link.task.cancel()
 
@@ -157,7 +157,7 @@ class Proxy:
             to_client.transport.abort()
             return
         task = asyncio.current_task()
-        assert task is not None  # _accept() has made it
+        assert task is not None  # created by _accept()
         link = Link(client, to_client, broker, to_broker, task)
         self.links.add(link)
         try:
@@ -168,7 +168,7 @@ class Proxy:
             to_broker.transport.abort()
 
     async def _carry(self, link: Link) -> None:
-        """Until either side hangs up, or the link is cut."""
+        """Carry bytes until either side closes the connection or it is cut."""
         loop = asyncio.get_running_loop()
         pumps = [loop.create_task(self._requests(link)), loop.create_task(self._answers(link))]
         try:

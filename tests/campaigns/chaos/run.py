@@ -1,4 +1,4 @@
-"""One schedule from its plan to its verdict."""
+"""Plays one schedule from its plan to its verdict."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.read_back import Log, read_back
 WARM_UP = 1000 * MS
 """Seconds of load before the first fault."""
 ENDS_WITHIN = 120_000 * MS
-"""Seconds in which users and producers end when they are told to."""
+"""Seconds within which users and producers must end after they are asked to."""
 
 PATIENT = {"request_timeout_ms": 2000, "delivery_timeout_ms": 60_000, "max_block_ms": 20_000}
 IMPATIENT = {"request_timeout_ms": 1000, "delivery_timeout_ms": 2500, "max_block_ms": 2000}
-"""Its records end by their deadline while a broker is away, and its commits without an answer."""
+"""Records reach their deadline while a broker is away, and commits get no answer in time."""
 HASTY = {**IMPATIENT, "max_block_ms": 700}
 
 Tell = Callable[[str], None]
@@ -40,14 +40,14 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Result:
-    """One schedule, judged."""
+    """One schedule and its verdict."""
 
     plan: Plan
     history: ChaosHistory
     broken: list[str]
-    """Promises that were not kept; empty if all is well."""
+    """Promises that were not kept; empty if all were kept."""
     logs: str = ""
-    """Where the brokers' logs and the producers' are, if a promise was broken."""
+    """The directory of the brokers' and producers' logs, if a promise was broken."""
 
     def __str__(self) -> str:
         sentences = "".join(f"\n- {sentence}" for sentence in self.broken[:20])
@@ -55,12 +55,12 @@ class Result:
 
 
 async def play(plan: Plan, tell: Tell = lambda _: None) -> Result:
-    """Play a plan to its end and judge it; `tell` hears of each round.
+    """Play a plan to its end and judge it. The callback gets a line of progress before each round.
 
     Raises:
         ApacheKafkaError: the cluster itself did not start, or a broker did not come back.
 
-    Cancelling it ends all that it started.
+    Cancelling it ends everything that it started.
     """
     tell("starts")
     result = Result(plan, ChaosHistory(plan.kind, plan.seed), ["it was not judged"])
@@ -95,7 +95,7 @@ async def _work(world: World, tell: Tell) -> None:
             for number, names in enumerate(world.plan.rounds):
                 tell(" and ".join(names))
                 await _round(world, number, names)
-            # Who copies goes on until the others have written everything.
+            # The copiers stop after the others have written everything.
             copiers = [user for user in users if isinstance(user, Copier)]
             for ending in [user for user in users if user not in copiers], copiers:
                 for user in ending:
@@ -132,7 +132,8 @@ def _users(world: World) -> list[User]:
 
 
 async def _round(world: World, number: int, names: tuple[str, ...]) -> None:
-    """The faults of a round at once; it ends when all of it has healed and everybody goes on."""
+    """Let the faults of a round strike together; return when the cluster has recovered and all producers make
+    progress."""
     world.round_begins()
     async with asyncio.TaskGroup() as striking:
         for name in names:
@@ -142,25 +143,25 @@ async def _round(world: World, number: int, names: tuple[str, ...]) -> None:
 
 
 async def _nothing_is_left(world: World, producer: Producer) -> None:
-    """After close(): no task, no timer, no reserved byte, and no connection at any proxy."""
+    """Check that close() has left no task, no timer, no reserved byte, and no connection at any proxy."""
     try:
         await assert_nothing_left(producer)
         await until(lambda: not world.network.connections, seconds=10)
     except AssertionError as error:
-        world.history.problems.append(f"close() has left something: {error}")
+        world.history.problems.append(f"close() left something: {error}")
     except TimeoutError:
-        world.history.problems.append(f"close() has left {world.network.connections} connections, or a timer")
+        world.history.problems.append(f"close() left {world.network.connections} connections, or a timer")
 
 
 async def _read(world: World) -> ReadLogs:
-    """All logs, by confluent-kafka, not through the proxies."""
+    """Read all logs with confluent-kafka, not through the proxies."""
     await world.settled()
     history = world.history
     ends = {topic: _ends(history, topic) for topic in PARTITIONS}
 
     async def read(topic: str, until: dict[int, int], *, committed_only: bool = False) -> Log:
         try:
-            # A leader that was elected just now may not know yet how far its log is committed.
+            # A newly elected leader may not yet know how far its log is committed.
             return await read_back(world.internal_servers, topic, until=until, committed_only=committed_only)
         except TimeoutError:
             return await read_back(world.internal_servers, topic, committed_only=committed_only)
@@ -178,7 +179,7 @@ async def _read(world: World) -> ReadLogs:
 
 
 def _ends(history: ChaosHistory, topic: str) -> dict[int, int]:
-    """How long each log of a topic has to be, as far as its producers claim it."""
+    """Return the length that each log of a topic must have, according to its producers."""
     ends: dict[int, int] = {}
     for sent in claimed(history):
         if sent.topic == topic and sent.offset is not None and sent.producer not in history.acks_of:
@@ -188,7 +189,7 @@ def _ends(history: ChaosHistory, topic: str) -> dict[int, int]:
 
 
 def _keep_evidence(world: World) -> None:
-    """Put what was said of each record and transaction, and the brokers' segments, beside the brokers' logs."""
+    """Write the history of each record and transaction, and the brokers' segments, beside the brokers' logs."""
     history, directory = world.history, world.kafka.directory
     lines = [
         f"{transaction} by {history.owners.get(transaction.number)}" for transaction in history.transactions
@@ -203,13 +204,13 @@ def _keep_evidence(world: World) -> None:
     with tarfile.open(directory / "segments.tar", "w") as archive:
         for segment in sorted(
             directory.glob("node-*/data/*/*.log")
-        ):  # not the indexes: they are mostly holes
+        ):  # not the indexes, which are sparse files
             archive.add(segment, segment.relative_to(directory))
 
 
 @asynccontextmanager
 async def _lag(history: ChaosHistory) -> AsyncIterator[None]:
-    """Measures how late the event loop comes."""
+    """Measure how late the turns of the event loop are."""
     loop = asyncio.get_running_loop()
 
     async def measure() -> None:
@@ -229,7 +230,7 @@ async def _lag(history: ChaosHistory) -> AsyncIterator[None]:
 
 @contextmanager
 def _listening(world: World) -> Iterator[None]:
-    """The producers' log goes beside the brokers'; an error in it, or in the event loop, is a bug."""
+    """Write the producers' log beside the brokers' logs. An error in it or in the event loop is a bug."""
     logger = logging.getLogger("aioproducer")
     level, propagate = logger.level, logger.propagate
     to_file = logging.FileHandler(world.kafka.directory / "producers.log")
@@ -254,7 +255,7 @@ def _listening(world: World) -> Iterator[None]:
 
 
 class _Errors(logging.Handler):
-    """Errors become problems of the schedule, unless they report what the brokers have lost."""
+    """Records errors as problems of the schedule, unless they report records that the brokers have lost."""
 
     def __init__(self, history: ChaosHistory) -> None:
         super().__init__(logging.ERROR)
@@ -267,5 +268,5 @@ class _Errors(logging.Handler):
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")
 
     def _is_possible(self, loss: str) -> bool:
-        """Whether acknowledged records can be lost: with a topic that is re-created, or with a leader for acks=1."""
+        """Return True if acknowledged records can be lost: with a re-created topic, or with a leader and acks=1."""
         return f"({MADE_ANEW}-" in loss or bool(self._history.acks_of)

@@ -1,4 +1,4 @@
-"""What the users of the producers do while faults strike: tasks that send, and transactions one after the other."""
+"""The users of the producers, who work while faults strike: tasks that send, and transactions one after the other."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ BURST = 3
 PAUSE = 100 * MS
 """Each task sends BURST records and pauses."""
 KEYS = 16
-"""Of one task; all partitions are met."""
+"""The number of different keys of a task; together they reach all partitions."""
 FILLER = 500
-"""Bytes of a record beside its number, at most."""
+"""The maximum number of bytes in a record besides its number."""
 SLACK = 10_000 * MS
-"""Seconds that a call or a delivery may come too late, on a machine that runs three brokers beside it."""
+"""Seconds by which a call or a delivery may be late, on a machine that also runs three brokers."""
 ABORTED = 0.2
 """The share of transactions that their user aborts."""
 WITH_OFFSETS = 0.5
-"""The share of transactions that take a group's position along."""
+"""The share of transactions with a position of the group."""
 
 
 class User:
-    """One producer and whoever sends with it."""
+    """One producer and the tasks that send with it."""
 
     def __init__(self, world: World, label: str, **settings: Any) -> None:
         self.world = world
@@ -41,11 +41,11 @@ class User:
         self._is_stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Send nothing more, begin no transaction."""
+        """Send no more records and begin no more transactions."""
         self._is_stopped.set()
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Send until stopped."""
         async with asyncio.TaskGroup() as tasks:
             for number, topic in enumerate((STEADY, STEADY, GROWING, MADE_ANEW)):
                 tasks.create_task(self._keep_sending(number, topic), name=f"user {self.label}/{number}")
@@ -56,11 +56,11 @@ class User:
                 try:
                     await self.send(task, topic, None)
                 except KafkaError:
-                    pass  # noted: it is not in the log
+                    pass  # recorded: it must not be in the log
             await self.pause(PAUSE)
 
     async def pause(self, seconds: float) -> None:
-        """Wait, but not when there is nothing more to do."""
+        """Wait, or return at once when stopped."""
         try:
             async with asyncio.timeout(seconds):
                 await self._is_stopped.wait()
@@ -76,7 +76,7 @@ class User:
         participant: Producer | None = None,
         partition: int | None = None,
     ) -> Delivery:
-        """Send one record, perhaps by a participant of the transaction, and note what becomes of it."""
+        """Send one record, perhaps with a participant of the transaction, and record its result."""
         history = self.world.history
         now = asyncio.get_running_loop().time()
         number = len(history.sent)
@@ -114,10 +114,10 @@ class User:
 
 
 class TransactionalUser(User):
-    """One transaction after the other, of some records each."""
+    """Runs one transaction after the other, of some records each."""
 
     async def run(self) -> None:
-        """Until stopped."""
+        """Run transactions until stopped."""
         random = self._random
         loop = asyncio.get_running_loop()
         self.world.committed_since[self.label] = 0.0
@@ -140,7 +140,7 @@ class TransactionalUser(User):
                     transaction.ended = Ended.ABORTED
                     await self.producer.abort_transaction()
                     continue
-                transaction.ended = Ended.UNKNOWN  # as long as nobody has said anything
+                transaction.ended = Ended.UNKNOWN  # until the commit is answered
                 await self._commit()
             except KafkaError as error:
                 transaction.error = without_tracebacks(error)  # as in Sent.failed
@@ -152,7 +152,7 @@ class TransactionalUser(User):
             await self.pause(20 * MS)
 
     async def _write(self, number: int, transaction: SimulatedTransaction) -> None:
-        """What stands in the transaction."""
+        """Send the records of the transaction."""
         random = self._random
         for _ in range(random.randint(2, 20)):
             await self.send(number, random.choice((STEADY, GROWING)), transaction)
@@ -161,14 +161,14 @@ class TransactionalUser(User):
 
     async def _commit(self) -> None:
         is_v2 = self.producer._transaction.is_v2
-        # Deliveries first, then the EndTxn, and with v1 a new epoch after one that was sent twice.
+        # Deliveries first, then the EndTxn, and with v1 a new epoch after an EndTxn that was sent twice.
         limit = self._config.delivery_timeout + 2 * self._config.max_block + SLACK
         async with asyncio.timeout(limit):
             await self.producer.commit_transaction()
         self.world.history.levels["v2" if is_v2 else "v1"] += 1
 
     async def _begin(self) -> bool:
-        """Do whatever has to come before the next transaction; False if that has to be tried again."""
+        """Do what is necessary before the next transaction. Return False if this must be tried again."""
         state = self.producer._transaction.state
         try:
             if state is TransactionState.READY:
@@ -192,7 +192,7 @@ class TransactionalUser(User):
 
 
 class Owner(TransactionalUser):
-    """Another producer, too, writes to its transactions, each time one of its own, which is closed before the end."""
+    """Each of its transactions has a participant, another producer that writes to it and is closed before the end."""
 
     async def _write(self, number: int, transaction: SimulatedTransaction) -> None:
         random = self._random
@@ -212,6 +212,6 @@ class Owner(TransactionalUser):
             ]
             await participant.flush()
             for delivery in deliveries:
-                await delivery  # the owner commits only if all was delivered
+                await delivery  # the owner commits only if everything was delivered
         finally:
             await participant.close(timeout=0)

@@ -1,4 +1,4 @@
-"""The stage of one schedule: three brokers behind proxies, three topics, and how far the producers have come."""
+"""The environment of one schedule: three brokers behind proxies, three topics, and the progress of the producers."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from tests.conftest import MS
 from tests.support.apache_clusters import NOTICES_SOON
 
 STEADY, GROWING, MADE_ANEW = "steady", "growing", "made-anew"
-"""One that nobody touches, one that is given partitions, one that is deleted and created again."""
+"""A topic that no fault changes, one that gets more partitions, and one that is deleted and re-created."""
 PARTITIONS = {STEADY: 6, GROWING: 2, MADE_ANEW: 3}
 COPIES = "copies"
-"""What the steady topic is copied to."""
+"""The topic that receives the copies of the steady topic."""
 
 BROKERS = 3
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 QUICK = {
     **NOTICES_SOON,
-    # A broker that was away leads again soon.
+    # A broker that was away becomes a leader again soon.
     "leader.imbalance.check.interval.seconds": 5,
-    # Transactions that nobody ends are ended soon, so that readers get to the end.
+    # Abandoned transactions are aborted soon, so that readers reach the end.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
 }
 
 RECOVERS_WITHIN = 90_000 * MS
-"""Seconds after a fault in which everything works again, elections on a busy machine included."""
+"""Seconds after a fault within which everything works again, including elections on a busy machine."""
 SETTLES_WITHIN = 60_000 * MS
-"""Seconds in which brokers end the transactions that nobody ended."""
+"""Seconds within which brokers abort abandoned transactions."""
 
 
 class World:
-    """What faults strike and producers write to."""
+    """The cluster that faults strike and producers write to."""
 
     def __init__(self, plan: Plan, history: ChaosHistory, network: Network) -> None:
         self.plan = plan
@@ -60,18 +60,18 @@ class World:
         )
         self.brokers = list(range(BROKERS))
         self.committed_since: dict[str, float] = {}
-        """Each transactional producer's last commit: when its transaction began."""
+        """For each transactional producer, the time at which its last committed transaction began."""
         self._partitions = {**PARTITIONS, **({COPIES: 3} if plan.kind == COPY else {})}
         self._acked_since: dict[tuple[str, int], float] = {}
-        """When the latest record was sent that a partition has acknowledged."""
+        """For each partition, the time at which its latest acknowledged record was sent."""
         self._acked_at: dict[int, float] = {}
-        """When a partition of the steady topic last acknowledged any."""
+        """For each partition of the steady topic, the time of its last acknowledgement."""
         self._silence = 0.0
         self._progress = asyncio.Event()
         self._admin: AdminClient
 
     async def start(self) -> None:
-        """Start the brokers and make the topics."""
+        """Start the brokers and create the topics."""
         await self.kafka.start()
         self.network.lead_to([node.port for node in self.kafka.nodes])
         for topic, partitions in self._partitions.items():
@@ -82,13 +82,13 @@ class World:
         self._admin = AdminClient({"bootstrap.servers": self.internal_servers, "log_level": 0})
 
     def producer(self, **settings: object) -> Producer:
-        """A producer that is not started; it goes through the proxies."""
+        """Return a new producer, not yet started, that connects through the proxies."""
         return Producer(**self._settings(settings))
 
     def participant(
         self, handle: TransactionHandle, places: list[aioproducer.TopicPartition], settings: dict[str, object]
     ) -> Producer:
-        """One that takes part in another one's transaction; it is not started."""
+        """Return a new participant, not yet started, in another producer's transaction."""
         own = {name: value for name, value in settings.items() if name != "transactional_id"}
         return Producer.attach(handle, partitions=places, **self._settings(own))
 
@@ -108,27 +108,27 @@ class World:
 
     @property
     def internal_servers(self) -> str:
-        """Brokers' addresses behind the proxies."""
+        """The brokers' addresses behind the proxies."""
         return self.kafka.bootstrap_servers_of("INTERNAL")
 
     async def any_leader(self, random: Random) -> int:
-        """A broker that leads some partition, unless there is none at the moment."""
+        """Return a broker that leads some partition, or any broker if the partition has no leader at the moment."""
         leader = await self.kafka.leader(STEADY, random.randrange(PARTITIONS[STEADY]))
         return leader if leader >= 0 else random.choice(self.brokers)
 
     def any_proxy(self, random: Random) -> Proxy:
-        """One that carries something, unless none does."""
+        """Return a proxy with open connections, or any proxy if none has."""
         carrying = [proxy for proxy in self.network.proxies if proxy.links]
         return random.choice(carrying or self.network.proxies)
 
     def struck(self, name: str) -> None:
-        """A fault has struck just now."""
+        """Count a fault that has just struck."""
         self.history.fired[name] += 1
 
-    # What the producers achieve
+    # The producers' progress
 
     def acked(self, sent: Sent) -> None:
-        """A record was acknowledged."""
+        """Record an acknowledgement."""
         place = (sent.topic, sent.partition)
         self._acked_since[place] = max(self._acked_since.get(place, 0.0), sent.asked_at)
         if sent.topic == STEADY:
@@ -139,18 +139,18 @@ class World:
         self._progress.set()
 
     def committed(self, label: str, begun_at: float) -> None:
-        """A transaction was committed."""
+        """Record a committed transaction."""
         self.committed_since[label] = begun_at
         self._progress.set()
 
     def round_begins(self) -> None:
-        """Faults are about to strike: silences count from here on."""
+        """Measure silences from now on: faults are about to strike."""
         now = asyncio.get_running_loop().time()
         self._silence = 0.0
         self._acked_at = dict.fromkeys(self._acked_at, now)
 
     async def round_ends(self, names: tuple[str, ...]) -> None:
-        """All is healed: wait until all partitions and all producers go on, and note how long that took."""
+        """Wait until all partitions and all producers make progress again, and record how long that took."""
         since = asyncio.get_running_loop().time()
         if await self._until(lambda: self._has_recovered(since)):
             took = asyncio.get_running_loop().time() - since
@@ -171,7 +171,7 @@ class World:
         return [(topic, partition) for topic in topics for partition in range(self._partitions[topic])]
 
     async def _until(self, condition: Callable[[], bool]) -> bool:
-        """Whether the condition came true in time; only what a producer achieves can make it so."""
+        """Wait for progress until the condition is true; return False if that takes too long."""
         try:
             async with asyncio.timeout(RECOVERS_WITHIN):
                 while not condition():
@@ -184,7 +184,7 @@ class World:
     # Topics
 
     async def delete_topic(self) -> None:
-        """Delete the topic that is re-created later, and return when no broker knows it."""
+        """Delete the topic that is re-created later; return when no broker knows it."""
         future = self._admin.delete_topics([MADE_ANEW], operation_timeout=30)[MADE_ANEW]
         await asyncio.to_thread(future.result, 60)
         async with asyncio.timeout(RECOVERS_WITHIN):
@@ -193,19 +193,19 @@ class World:
                     await asyncio.sleep(50 * MS)
 
     async def create_topic_anew(self) -> None:
-        """Create it; whatever is sent from now on goes into the new log."""
+        """Re-create the topic; records sent from now on go into the new log."""
         await self.kafka.create_topic(MADE_ANEW, PARTITIONS[MADE_ANEW], BROKERS)
         self.history.made_anew_at = asyncio.get_running_loop().time()
 
     async def add_partitions(self, count: int) -> None:
-        """Give the growing topic more partitions, of which every producer learns by and by."""
+        """Add partitions to the growing topic; the producers learn of them with their next metadata."""
         total = self._partitions[GROWING] + count
         future = self._admin.create_partitions([NewPartitions(GROWING, total)])[GROWING]
         await asyncio.to_thread(future.result, 60)
         self._partitions[GROWING] = total
 
     async def settled(self) -> None:
-        """Wait until no transaction is open any more, as read_committed consumers see it."""
+        """Wait until no transaction is open, as read_committed consumers see it."""
         places = [TopicPartition(topic, partition) for topic, partition in self._places(self._partitions)]
         unsettled = ""
         try:
@@ -221,7 +221,7 @@ class World:
             committed = await self._ends(places, IsolationLevel.READ_COMMITTED)
             written = await self._ends(places, IsolationLevel.READ_UNCOMMITTED)
         except KafkaException as error:
-            self._connect_admin()  # with FENCED_LEADER_EPOCH, an old one keeps asking under the old epoch
+            self._connect_admin()  # after FENCED_LEADER_EPOCH, an old client keeps asking with the old epoch
             return str(error)
         return ", ".join(
             f"{topic}-{partition} has a transaction that is open from {end} on, of {written[topic, partition]} records"
@@ -230,7 +230,7 @@ class World:
         )
 
     async def position(self, group: str) -> int | None:
-        """What a group has committed for partition 0 of the steady topic."""
+        """Return the group's committed offset for partition 0 of the steady topic."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(STEADY, 0)])
         future = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=30)[
             group

@@ -1,8 +1,8 @@
-"""As many mutated frames as you have time for; exit status 1 if one of them broke a promise.
+"""Feeds mutated frames for as long as you like; exit status 1 if one of them broke a promise.
 
     python -m tests.campaigns.fuzz --frames 100000000 --seed 1 --processes 2
 
-Ctrl-C ends it with what was found so far. For each finding the command is printed that feeds that frame again."""
+Ctrl-C ends it with the findings so far. For each finding it prints the command that feeds that frame again."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.campaigns.fuzz.fuzzer import BLOCK, Fuzzer, Tally, drawn
 from tests.campaigns.fuzz.targets import TARGETS
 
 SHARE = 50 * BLOCK
-"""Frames that a process is given at a time: about a second's work."""
+"""The number of frames that a process is given at a time: about a second's work."""
 ENOUGH = 20
-"""Findings."""
+"""The number of findings after which it stops."""
 
 
 def feed(seed: int, first: int, count: int) -> Tally:
-    """One share, in the process that this is."""
+    """Feed one share in this process."""
     return Fuzzer(seed, most_findings=ENOUGH).feed(first, count)
 
 
@@ -35,7 +35,7 @@ def _shares(frames: int) -> Iterator[tuple[int, int]]:
 
 
 def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Tally, float]:
-    """Feed them in several processes; what came of it, and the seconds that it took."""
+    """Feed the frames in several processes; return the results and the seconds that it took."""
     began = time.perf_counter()
     tally = Tally()
     shares = _shares(frames)
@@ -56,7 +56,7 @@ def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Ta
 
 
 def _ignore_interrupt() -> None:
-    """Ctrl-C is for the process that prints; the others finish what they have begun."""
+    """Ignore Ctrl-C, which is for the process that prints; the others finish the share that they have begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -67,7 +67,7 @@ def _show(tally: Tally, frames: int, took: float) -> None:
 
 
 def report(tally: Tally, seed: int, took: float) -> str:
-    """All counts as text."""
+    """Return all counts as text."""
     lines = [
         f"{tally.frames} frames of seed {seed} in {took:.1f} s ({tally.frames / max(took, 1e-9):.0f} frames/s); "
         f"the memory of {tally.sampled} was measured",
@@ -82,7 +82,7 @@ def report(tally: Tally, seed: int, took: float) -> str:
 
 
 def replay(seed: int, number: int) -> int:
-    """Feed one frame again, with the traceback of what it raises."""
+    """Feed one frame again, and print the traceback of its exception."""
     target, about, frame = drawn(seed, number)
     sys.stdout.write(
         f"frame {number} of seed {seed}: {target.name}, {about}, {len(frame)} bytes\n{frame.hex()}\n"
@@ -99,15 +99,17 @@ def replay(seed: int, number: int) -> int:
 
 
 def main() -> int:
-    """The exit status: 0 if every frame was taken or refused as it should be."""
+    """Run the command; return exit status 0 if every frame was decoded or rejected as it should be."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.fuzz", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--frames", type=int, default=1_000_000, help="how many")
-    parser.add_argument("--seed", type=int, default=1, help="of all random choices")
+    parser.add_argument("--frames", type=int, default=1_000_000, help="how many frames")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of all random choices")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so long")
-    parser.add_argument("--replay", type=int, metavar="NUMBER", help="feed only the frame of this number")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin nothing new after this time"
+    )
+    parser.add_argument("--replay", type=int, metavar="NUMBER", help="feed only the frame with this number")
     arguments = parser.parse_args()
     if arguments.replay is not None:
         return replay(arguments.seed, arguments.replay)

@@ -1,8 +1,8 @@
-"""The tests of the compiled code under AddressSanitizer: extensions of its own are built and the tests run on them.
+"""Runs the tests of the compiled code under AddressSanitizer, with instrumented extensions built for it.
 
     python -m tests.campaigns.fuzz.asan [--planted]
 
-It needs Linux and gcc or clang with libasan. The package is copied to build/asan; nothing else is changed."""
+Requires Linux and gcc or clang with libasan. The package is copied to build/asan; nothing else is changed."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ TESTS = [
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address", "-fPIC", "-shared"]
 
 NO_SPARES = ("DEF LARGEST_SPARE = 256 * 1024", "DEF LARGEST_SPARE = 0")
-"""Buffers that are kept for the next batch would hide a write behind the end, or after the end of their use."""
+"""A buffer kept for the next batch would hide writes past its end and uses after its release."""
 PLANTED = ("    return (6 * LONGEST_VARINT + 1 + record.headers_size", "    return (4 + record.headers_size")
-"""Too little room for a record: what has to be found."""
+"""A planted bug that must be found: too little room for a record."""
 
 
 FOUND = 99
 """The exit status of a process that AddressSanitizer ended."""
 REPORT = BUILD / "report"
-"""How the names of its reports begin; the process id follows."""
+"""The beginning of the report files' names; the process id follows."""
 
 
 def build(planted: bool) -> None:
-    """The instrumented extensions, beside a copy of the package's Python files."""
+    """Build the instrumented extensions, beside a copy of the package's Python files."""
     shutil.rmtree(BUILD, ignore_errors=True)
     ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
     shutil.copytree(ROOT / "aioproducer", PACKAGE, ignore=ignored)
@@ -60,7 +60,7 @@ def _build(name: str, changes: list[tuple[str, str]]) -> None:
     source = PACKAGE / f"{name.replace('.', '/')}.pyx"
     text = source.read_text(encoding="utf-8")
     for old, new in changes:
-        assert text.count(old) == 1, f"{source.name} has no longer the line {old!r}"
+        assert text.count(old) == 1, f"{source.name} no longer contains the line {old!r}"
         text = text.replace(old, new)
     source.write_text(text, encoding="utf-8")
     subprocess.run([sys.executable, "-m", "cython", "-3", source.name], cwd=source.parent, check=True)
@@ -71,19 +71,19 @@ def _build(name: str, changes: list[tuple[str, str]]) -> None:
 
 
 def compiler() -> str:
-    """The C compiler: CC, or cc."""
+    """Return the C compiler: CC, or cc."""
     return os.environ.get("CC", "cc")
 
 
 def environment() -> dict[str, str]:
-    """That of the tests: libasan comes before all else, and every object of Python has a block of its own."""
+    """Return the environment of the tests. libasan is loaded first, and Python allocates each object separately."""
     asan = subprocess.run(
         [compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
     )
     return os.environ | {
         "LD_PRELOAD": asan.stdout.strip(),
-        # Python never frees all that it has at its end.
-        # The report goes to a file: pytest has standard error for itself when the process ends.
+        # Python never frees all its memory at exit, so leaks are not detected. The report goes to a file, because
+        # pytest captures standard error when the process ends.
         "ASAN_OPTIONS": f"detect_leaks=0:halt_on_error=1:exitcode={FOUND}:log_path={REPORT}",
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": os.pathsep.join([str(BUILD), str(ROOT)]),
@@ -92,22 +92,23 @@ def environment() -> dict[str, str]:
 
 
 def pytest_sessionstart() -> None:
-    """This module is a plugin of the run that it starts: the instrumented extension must be the one in use."""
+    """Check that the instrumented extensions are in use. This module is a pytest plugin of the run that it starts."""
     for name in EXTENSIONS:
         extension = importlib.import_module(f"aioproducer.{name}")
         assert str(extension.__file__).startswith(str(PACKAGE)), extension.__file__
 
 
 def main() -> int:
-    """The exit status of pytest, or FOUND. With --planted 0 if the overflow was found."""
+    """Run the command; return the exit status of pytest, or FOUND. With --planted, return 0 if the overflow was
+    found."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.fuzz.asan", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--planted", action="store_true", help="build an overflow in, which has to be found")
+    parser.add_argument("--planted", action="store_true", help="build with an overflow that must be found")
     parser.add_argument("tests", nargs="*", default=TESTS)
     arguments = parser.parse_args()
     build(arguments.planted)
-    # -P: not the package in the current directory, but the copy.
+    # -P: import the copy, not the package in the current directory.
     command = [
         sys.executable,
         "-P",
@@ -119,7 +120,7 @@ def main() -> int:
         "-p",
         "no:cacheprovider",
     ]
-    # Before the directories of pyproject.toml, which pytest puts first.
+    # This must come before the directories of pyproject.toml, which pytest puts first.
     command += ["-o", f"pythonpath={BUILD} . examples"]
     tests = TESTS[:1] if arguments.planted else arguments.tests
     status = subprocess.run([*command, *tests], cwd=ROOT, env=environment(), check=False).returncode

@@ -1,4 +1,4 @@
-"""The valid frames that mutations start from: what Apache Kafka's own code wrote, and record batches."""
+"""The valid frames from which mutations start: frames written by Apache Kafka's own code, and record batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.oracle import OracleRecord, encode_batch, encode_records
 
 GOLDEN = Path(__file__).parent.parent.parent / "protocol" / "golden" / "messages.json"
 CORRELATION_ID = 0x01020304
-"""That of every response here; the golden ones are rewritten to it."""
+"""The correlation id of every response here; the golden responses are rewritten to it."""
 
 RESPONSES = [
     (request.Response, version)
@@ -29,7 +29,7 @@ RESPONSES = [
 
 
 class Valid(NamedTuple):
-    """A frame without its length, and what it is."""
+    """A frame without its length, with its message and version."""
 
     message: type[Message]
     version: int
@@ -41,7 +41,7 @@ def _golden(ending: str) -> list[Valid]:
     for case in json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]:
         if case["message"].endswith(ending):
             valid = Valid(getattr(messages, case["message"]), case["version"], bytes.fromhex(case["frame"]))
-            # Full ones hold each field, so they come more often than those of all defaults.
+            # Frames with all fields set come more often than those with all defaults.
             found += [valid] * (3 if case["case"] == "full" else 1)
     return found
 
@@ -59,7 +59,7 @@ def requests() -> list[Valid]:
 
 @cache
 def metadata() -> list[Valid]:
-    """Answers that a cluster is made of: the golden ones have no host that could be connected to."""
+    """Return answers with real brokers and topics: the golden answers have no host that could be connected to."""
     found = []
     for version in range(MetadataResponse.versions.min, MetadataResponse.versions.max + 1):
         brokers = [
@@ -102,7 +102,7 @@ class _Batch(NamedTuple):
 
 @cache
 def appended() -> list[Appended]:
-    """Requests for three partitions of two topics, in each version."""
+    """Return requests for three partitions of two topics, in each version."""
     found = []
     for version in range(ProduceResponse.versions.min, ProduceResponse.versions.max + 1):
         topics = [("orders", 7, [0, 1]), ("größe", 2**127 + 1, [5])]
@@ -140,7 +140,7 @@ RECORDS = [
 
 @cache
 def batches() -> list[bytes]:
-    """Fields of record batches: one batch, several, of each codec, control batches, with log append time."""
+    """Return fields of record batches: one batch, several, of each codec, control batches, with log append time."""
     plain = encode_batch(RECORDS, producer_id=4711, producer_epoch=3, base_sequence=7, transactional=True)
     marker = encode_batch([OracleRecord(5, b"\0\0\0\1", b"\0\0\0\0\0\0")], control=True, producer_id=1)
     stamped = encode_batch(RECORDS[:2], log_append_time=99, base_offset=2**40)

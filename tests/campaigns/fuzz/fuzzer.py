@@ -1,7 +1,7 @@
-"""The loop that feeds frames: what it watches, what it counts, and what it calls a finding.
+"""Feeds frames and checks and counts the results.
 
-Frames come in blocks, and a block's Random is made of the seed and the block's number alone: a frame is made
-again without those of other blocks. Feeding decides nothing about what is drawn next."""
+Frames come in blocks. A block's Random depends only on the seed and the block's number, so a frame can be reproduced
+without the frames of other blocks. Feeding a frame has no influence on the next draw."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from tests.campaigns.fuzz.targets import SHARES, Target
 from tests.campaigns.fuzz.weight import weight
 
 BLOCK = 1000
-"""Frames."""
+"""The number of frames in a block."""
 SAMPLED = 64
-"""One frame in so many is looked at closely: the memory that it takes, and whether it says the same written again."""
+"""One frame in this many is checked closely: its memory, and whether encoding the decoded value gives the same
+message."""
 
 TICK = 0.5
-"""Seconds of processor time. A frame that is there at one tick and still at the next one hangs: it has had between
-one tick and two, where the slowest takes some milliseconds."""
+"""Seconds of processor time. A frame that is being fed at two successive ticks counts as hanging: it has had between
+one tick and two, while the slowest frame takes some milliseconds."""
 
 MOST_TIMES = 40
-"""What the objects may weigh that are made of a frame, in its sizes, where nobody can weigh them because the frame was
-refused in the end: those of a request, or of the view that is made of an answer."""
+"""The limit for the memory of decoded objects, in multiples of the frame's size, if they can't be weighed because the
+frame was rejected: objects of a request, or of the view that is built from an answer."""
 
 
 class FrameHangs(BaseException):
-    """Not an Exception: no decoder may take it for an error of its own."""
+    """A BaseException, so that no decoder handles it as a decoding error."""
 
 
 @dataclass
@@ -68,17 +69,17 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What many frames have come to."""
+    """The results of many frames."""
 
     frames: int = 0
     taken: Counter[str] = field(default_factory=Counter)
-    """Frames that were found valid, by target."""
+    """The number of frames that were found valid, by target."""
     refused: Counter[str] = field(default_factory=Counter)
     sampled: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take in what others have counted."""
+        """Add the results of another tally."""
         self.frames += other.frames
         self.taken += other.taken
         self.refused += other.refused
@@ -87,7 +88,7 @@ class Tally:
 
 
 def drawn(seed: int, number: int) -> tuple[Target, Any, bytes]:
-    """The frame of this number alone, with its target and what it is taken for."""
+    """Return the frame with this number, its target and what it is decoded as."""
     random = Random(seed << 40 | number // BLOCK)
     for _ in range(number % BLOCK):
         _draw(random)
@@ -101,18 +102,18 @@ def _draw(random: Random) -> tuple[Target, Any, bytes]:
 
 
 class Fuzzer:
-    """Feeds frames in the main thread of a process, whose timer of processor time it uses."""
+    """Feeds frames in the main thread of a process; it uses the process's timer of processor time."""
 
     def __init__(self, seed: int, *, most_findings: int = 20) -> None:
         self.seed = seed
         self.tally = Tally()
         self._most = most_findings
         self._now = -1
-        """The frame that is being fed."""
+        """The number of the frame that is being fed."""
         self._at_last_tick = -1
 
     def feed(self, first: int, count: int) -> Tally:
-        """Feed `count` frames from number `first` on, or less if there are enough findings."""
+        """Feed `count` frames from number `first`, or fewer if there are enough findings."""
         _compile_all()
         with self._watched():
             for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
@@ -167,21 +168,22 @@ class Fuzzer:
 
 
 class TooMuchMemory(Exception):
-    """More was allocated than the frame justifies."""
+    """More memory was allocated than the frame justifies."""
 
 
 class SaysSomethingElse(Exception):
-    """What was decoded is not what comes back after encoding it."""
+    """The decoded value is not the same after encoding and decoding it."""
 
 
 def _look_closely(target: Target, about: Any, frame: bytes) -> None:
-    """Feed the frame once more slowly; raises what it should not do."""
+    """Feed a frame slowly, with its memory measured. Raise an exception if it breaks a promise."""
     answer, refusal, peak = _measured(target, about, frame)
     most = ALWAYS + TIMES_THE_FRAME * len(frame) + target.beyond
     if target.name != "response":
         most += weight(answer) if refusal is None else MOST_TIMES * len(frame)
     if peak > most:
-        # Other threads of the process, such as pytest-xdist's, are measured as well: what is the frame's comes again.
+        # Memory of other threads, such as pytest-xdist's, is measured too; only the frame's own memory is needed
+        # again.
         peak = min(peak, _measured(target, about, frame)[2])
     if peak > most:
         raise TooMuchMemory(f"{peak} bytes for a frame of {len(frame)}, where {most} are allowed")
@@ -192,7 +194,7 @@ def _look_closely(target: Target, about: Any, frame: bytes) -> None:
 
 
 def _measured(target: Target, about: Any, frame: bytes) -> tuple[Any, ProtocolError | None, int]:
-    """Return the answer or the refusal, and the most bytes that were allocated at a time."""
+    """Return the answer or the rejection, and the peak of allocated bytes."""
     answer, refusal = None, None
     tracemalloc.start()
     try:
@@ -213,7 +215,8 @@ def _check_it_says_the_same(about: Any, answer: Any) -> None:
 
 
 def _version_of(about: Any, answer: Any) -> int:
-    """The version that an answer was decoded at: the refusal of an ApiVersionsRequest has the shape of version 0."""
+    """Return the version that an answer was decoded at: the rejection of an ApiVersionsRequest has the form of
+    version 0."""
     message, version = about
     is_refusal = message is ApiVersionsResponse and answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     return 0 if is_refusal else version
@@ -226,7 +229,7 @@ def _shown(about: Any) -> str:
 
 
 def _compile_all() -> None:
-    """The first use of a version compiles its codec: that is neither slow nor large on account of a frame."""
+    """Compile all codecs in advance, so that the first use of a version is neither slow nor large."""
     for request in REQUESTS.values():
         for message in (request, request.Response):
             for version in range(message.versions.min, message.versions.max + 1):

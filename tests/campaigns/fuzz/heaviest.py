@@ -1,8 +1,8 @@
-"""Frames that weigh as much as they can: full of the smallest elements there are.
+"""The frames that take the most memory: full of the smallest possible elements.
 
-What a frame makes us allocate is bounded by its own bytes, since no count is believed beyond them; these frames
-show how much that is at most. A topic of 3 bytes, with neither name nor partitions, is an object with a list, 120
-bytes that no Python program can have for 12: so the elements of a long array must not be made unasked."""
+The memory allocated for a frame is bounded by its own bytes, since no count beyond them is accepted; these frames
+show how much it is at most. A topic of 3 bytes, with neither name nor partitions, is an object with a list, 120
+bytes; no Python program can store it in 12. So the elements of a long array are decoded only on access."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from aioproducer.protocol.api import encode_response
 from aioproducer.protocol.schema import Field, Message, Struct, structs_of
 from tests.campaigns.fuzz.corpus import CORRELATION_ID, RESPONSES
 
-# None of them is a number that Python keeps only once.
+# Numbers that Python does not share between objects.
 _GREATEST = {"int8": 127, "int16": 32767, "int32": 2**31 - 1, "int64": 2**63 - 1, "boolean": True}
 
 TIMES_THE_FRAME = 4
-"""What may be allocated for a response, in sizes of its frame."""
+"""The memory that may be allocated for a response, in multiples of its frame."""
 ALWAYS = 8 * 1024
-"""Bytes that may be allocated beyond that, whatever the size of the frame: short arrays near its start, whose elements
-are made at once, or an error with its text and its traceback."""
+"""Bytes that may be allocated in addition, whatever the size of the frame: for short arrays near its start, whose
+elements are decoded at once, or for an error with its text and its traceback."""
 
 Heavy = tuple[type[Message], int, str, bytes]
-"""A response, its version, what is in it, and the frame."""
+"""A response, its version, its content, and the frame."""
 Path = tuple[Field, ...]
-"""Arrays, each in an element of the one before; the last one is filled."""
+"""Nested arrays, from the outermost to the innermost, which is filled."""
 
 
 def heaviest(size: int) -> Iterator[Heavy]:
-    """For each response, version and array: a valid frame of about `size` bytes with that array filled as far as is
-    accepted."""
+    """Yield, for each response, version and array, a valid frame of about `size` bytes in which that array is as long
+    as is accepted."""
     for message, version in RESPONSES:
         for path in _arrays(message, message, version):
             few, more = (_frame(message, version, path, count) for count in (100, 200))
             count = 100 * (size - len(few)) // (len(more) - len(few)) + 100
             name = ".".join(field.name for field in path)
-            count = min(count, path[-1].most or count)  # more are refused
+            count = min(count, path[-1].most or count)  # more are rejected
             yield message, version, name, _frame(message, version, path, max(count, 1))
 
 
 def bushy() -> Iterator[Heavy]:
-    """For each response and version: frames in which all arrays have some elements, and those of these as well."""
+    """Yield, for each response and version, frames in which all arrays have some elements, including nested
+    arrays."""
     for message, version in RESPONSES:
         for count in (1, 2, 3, 4, 7, 16):
             answer = _bush(message, message, version, count)
@@ -79,7 +80,7 @@ def _numbers(message: type[Message], part: type[Struct], version: int) -> dict[s
         if field.kind in _GREATEST and field.is_in(version) and field.tag is None
     }
     if part is message and "error_code" in values:
-        values["error_code"] = 0  # no refusal of its own shape
+        values["error_code"] = 0  # an error response would have another form
     return values
 
 

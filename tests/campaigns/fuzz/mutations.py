@@ -1,6 +1,6 @@
-"""What a frame becomes on its way through a peer that is broken or hostile.
+"""The changes that a broken or hostile peer makes to a frame.
 
-All choices come from the one Random that is handed in, so a frame can be made again from its seed."""
+All choices come from the Random in the arguments, so a frame can be reproduced from its seed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from random import Random
 EXTREMES = tuple(
     bytes.fromhex(text)
     for text in (
-        # Lengths and counts of one to eight bytes: least, greatest, and those beside them.
+        # Lengths and counts of one to eight bytes: least, greatest, and their neighbours.
         "00 01 7f 80 ff 0000 0001 7fff 8000 ffff fffe 00000000 00000001 7fffffff 80000000 ffffffff fffffffe "
         "0fffffff 01000000 00010000 7fffffffffffffff 8000000000000000 ffffffffffffffff "
-        # Varints: 126 to 128, 2^14, 2^31, 2^32 - 1, one bit more, one byte more, without an end; their zigzag twins.
+        # Varints: 126 to 128, 2^14, 2^31, 2^32 - 1, one bit more, one byte more, without an end; and their zigzag
+        # forms.
         "fe01 ff01 8001 808001 8080808008 ffffffff0f ffffffff1f 808080808001 ffffffffffffffffff ffffffff07 "
         "80808080808080808001 ffffffffffffffffff01"
     ).split()
 )
 LONGEST_RANDOM = 96
-"""Bytes of a frame that is all random."""
+"""The maximum size of a frame that is all random, in bytes."""
 
 Mutation = Callable[[Random, bytearray, Sequence[bytes]], None]
 
@@ -46,7 +47,7 @@ def put_in_an_extreme(random: Random, frame: bytearray, others: Sequence[bytes])
 
 
 def state_what_is_left(random: Random, frame: bytearray, others: Sequence[bytes]) -> None:
-    """A length of four bytes, or of one, that is right, or wrong by a little."""
+    """Write a length of one or four bytes that is right, or wrong by a little."""
     size = 4 if random.random() < 0.5 else 1
     at = int(random.random() * (len(frame) + 1))
     left = max(0, len(frame) - at - size + int(random.random() * 5) - 2)
@@ -54,7 +55,7 @@ def state_what_is_left(random: Random, frame: bytearray, others: Sequence[bytes]
 
 
 def splice(random: Random, frame: bytearray, others: Sequence[bytes]) -> None:
-    """The beginning of this frame and the end of another."""
+    """Join the beginning of this frame and the end of another."""
     other = others[int(random.random() * len(others))]
     frame[int(random.random() * (len(frame) + 1)) :] = other[int(random.random() * (len(other) + 1)) :]
 
@@ -95,9 +96,12 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(random: Random, frame: bytes, others: Sequence[bytes], kept: int = 0) -> bytes:
-    """`frame` after up to three mutations; mostly its first `kept` bytes stay. `others` are there for splices."""
+    """Return `frame` after up to three mutations; mostly its first `kept` bytes stay. `others` are used for
+    splices."""
     whole = random.random() < 0.06
     changed = bytearray(frame if whole else frame[kept:])
-    for _ in range(int(random.random() * 3.5)):  # now and then none: another version gets it as it is
+    for _ in range(
+        int(random.random() * 3.5)
+    ):  # sometimes none: then another version decodes the unchanged frame
         MUTATIONS[int(random.random() * len(MUTATIONS))](random, changed, others)
     return bytes(changed) if whole else frame[:kept] + changed

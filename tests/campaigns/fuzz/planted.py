@@ -1,7 +1,8 @@
-"""Bugs planted into decoders, to prove that the fuzzer convicts: each a patch that lasts for a `with` block.
+"""Bugs planted into decoders, to check that the fuzzer finds them. Each is a patch for the duration of a `with`
+block.
 
-They are the classic ones of readers of foreign bytes: a bound that nobody checks, memory for a length that was only
-claimed, a loop that the input can keep from ending."""
+They are the classic bugs of decoders of untrusted bytes: a bound that is not checked, memory allocated for a claimed
+length, and a loop that the input can keep from ending."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ from tests.campaigns.fuzz.fuzzer import Finding, Fuzzer
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """A patch, and how soon it is found."""
+    """A patch, and how soon it must be found."""
 
     name: str
     plant: Callable[[], AbstractContextManager[Any]]
     frames: int
-    """From the first frame of any seed on, of which one at least convicts it."""
+    """The bug must be found within this many frames of any seed."""
     what: str
-    """How the finding begins."""
+    """The beginning of the finding."""
 
     def convicted_by(self, seed: int) -> Finding | None:
-        """The first frame that convicts it."""
+        """Return the first frame that reveals the bug."""
         with self.plant():
             findings = Fuzzer(seed, most_findings=1).feed(0, self.frames).findings
         return findings[0] if findings else None
@@ -48,7 +49,7 @@ def _bug(name: str, frames: int, what: str) -> Callable[[Callable[[], Iterator[N
     return register
 
 
-@_bug("the end of the frame is not looked for", 4000, "IndexError")
+@_bug("the end of the frame is not checked", 4000, "IndexError")
 def unbounded() -> Iterator[None]:
     def decode(message_type: Any, version: int, buf: Any, pos: int) -> Any:
         try:
@@ -60,7 +61,7 @@ def unbounded() -> Iterator[None]:
         yield
 
 
-@_bug("bytes are taken for UTF-8 unseen", 2000, "UnicodeDecodeError")
+@_bug("bytes are taken for UTF-8 without a check", 2000, "UnicodeDecodeError")
 def undecodable() -> Iterator[None]:
     def text(buf: Any, pos: int, size: int) -> tuple[str, int]:
         if pos + size > len(buf):
@@ -71,12 +72,12 @@ def undecodable() -> Iterator[None]:
         yield
 
 
-@_bug("room is made for a string before it is known to be there", 20_000, "TooMuchMemory")
+@_bug("memory is allocated for a string before its length is checked", 20_000, "TooMuchMemory")
 def trusting() -> Iterator[None]:
     original = primitives._text
 
     def text(buf: Any, pos: int, size: int) -> tuple[str, int]:
-        room = bytearray(min(size, 1 << 24))  # a machine that runs this has to survive it
+        room = bytearray(min(size, 1 << 24))  # limited, so that the machine survives the test
         read, pos = original(buf, pos, size)
         del room
         return read, pos
@@ -85,7 +86,7 @@ def trusting() -> Iterator[None]:
         yield
 
 
-@_bug("as many records are prepared as the header counts", 200_000, "TooMuchMemory")
+@_bug("memory is allocated for the record count in the header", 200_000, "TooMuchMemory")
 def prepared() -> Iterator[None]:
     original = recordbatch.read_header
 
@@ -110,7 +111,7 @@ def _split(read_header: Callable[[Any, int], Any], records: Any) -> Iterator[mem
         at += size
 
 
-@_bug("a batch of no size is followed by itself", 100_000, "no end")
+@_bug("a batch of size 0 is followed by itself", 100_000, "no end")
 def endless_batches() -> Iterator[None]:
     def read_header(buf: Any, at: int = 0) -> Any:
         if len(buf) - at < recordbatch.HEADER_SIZE:
@@ -124,7 +125,7 @@ def endless_batches() -> Iterator[None]:
         yield
 
 
-@_bug("a varint that is cut off is waited for", 5000, "no end")
+@_bug("the rest of a truncated varint is waited for", 5000, "no end")
 def endless_varint() -> Iterator[None]:
     original = primitives.read_uvarint
 
@@ -148,7 +149,7 @@ def unlimited() -> Iterator[None]:
         yield
 
 
-@_bug("a broker that speaks no version that we know is asked anyway", 20_000, "AssertionError")
+@_bug("a broker without a common version is asked anyway", 20_000, "AssertionError")
 def negotiated() -> Iterator[None]:
     def negotiate(api_key: Any, ranges: Mapping[int, VersionRange], ceiling: int | None = None) -> int:
         return ranges[api_key].max if api_key in ranges else 0

@@ -1,7 +1,7 @@
-"""What is fed with mutated frames: each target draws a frame, and takes it as the producer would.
+"""The targets of mutated frames: each draws a frame, and decodes it as the producer does.
 
-Nothing but ProtocolError may come out. Where a peer's valid answer is a refusal of its own kind (it speaks no
-common version, or says so by an error code), the target expects that itself."""
+They may raise only ProtocolError. A peer can validly reject a request (it has no common version, or answers with an
+error code); the target handles such errors itself."""
 
 from __future__ import annotations
 
@@ -47,21 +47,22 @@ from tests.support.merging import merged
 from tests.support.record_batches import split_batches
 
 MOST_UNPACKED = 1 << 16
-"""Bytes that a batch may unpack to."""
+"""The maximum size of an unpacked batch, in bytes."""
 
 Drawn = tuple[Any, bytes]
-"""What the frame is taken for, and the frame."""
+"""The type that the frame is decoded as, and the frame."""
 
 
 class Target(NamedTuple):
-    """`draw` gives a frame and what it is taken for, `take` reads it. `share` of 100 frames go there."""
+    """`draw` returns a frame and what it is decoded as; `take` decodes it. `share` of 100 frames go to this
+    target."""
 
     name: str
     share: int
     draw: Callable[[Random], Drawn]
     take: Callable[[Any, bytes], object]
     beyond: int = 0
-    """Bytes that may be allocated whatever the size of the frame: what the caller has allowed."""
+    """Bytes that may be allocated whatever the size of the frame, because the caller has allowed them."""
 
 
 def _pick(random: Random, choices: list[Any]) -> Any:
@@ -72,7 +73,7 @@ def _frames_of(message: type[Message]) -> list[bytes]:
     return [valid.frame for valid in responses() if valid.message is message]
 
 
-# Responses: of the version that was asked, or of another one, or of another message.
+# Responses: of the requested version, of another one, or of another message.
 
 _OTHERS: dict[type[Message], list[bytes]] = {}
 
@@ -101,7 +102,7 @@ def _draw_metadata(random: Random) -> Drawn:
 
 
 def _take_metadata(version: int, frame: bytes) -> object:
-    """A view of the cluster is made of it, and another one after the same answer again."""
+    """Build a view of the cluster from it, and then a second view from the same answer."""
     answer = decode_response(MetadataResponse, version, frame, CORRELATION_ID)
     names = [topic.name for topic in answer.topics if topic.name is not None]
     cluster = merged(Cluster.empty(), answer, names)
@@ -109,7 +110,7 @@ def _take_metadata(version: int, frame: bytes) -> object:
     return cluster
 
 
-# Answers to Produce: success is read by compiled code, and must be what the declared decoder reads.
+# Answers to Produce: compiled code reads successes, and must read the same as the declared decoder.
 
 
 def _draw_appended(random: Random) -> Drawn:
@@ -129,7 +130,7 @@ def _take_appended(about: Any, frame: bytes) -> object:
     return answer
 
 
-# The handshake: versions, and the refusal in the shape of version 0 (KIP-511).
+# The handshake: versions, and the rejection in the form of version 0 (KIP-511).
 
 
 def _draw_api_versions(random: Random) -> Drawn:
@@ -173,7 +174,7 @@ def _take_api_versions(first: int, frame: bytes) -> object:
 
 
 def _result(steps: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine that never waits returns."""
+    """Return the result of a coroutine that never waits."""
     try:
         steps.send(None)
     except StopIteration as end:
@@ -203,7 +204,7 @@ def _take_size(limit: int, prefix: bytes) -> object:
 def _draw_batches(random: Random) -> Drawn:
     field = mutated(random, _pick(random, batches()), batches())
     if random.random() < 0.2:
-        # The fields that decide where the next batch begins, and how much is looked for.
+        # Change a field that decides where the next batch begins, or how many records are read.
         at = LENGTH_AT if random.random() < 0.5 else RECORD_COUNT_AT
         number = int(random.random() * 32) - 16
         if random.random() < 0.3:
@@ -213,7 +214,7 @@ def _draw_batches(random: Random) -> Drawn:
 
 
 def _take_batches(about: None, field: bytes) -> object:
-    """As a reader would, but it looks at the records whether or not the CRC is right."""
+    """Read the batches as a consumer does, but read the records even if the CRC is wrong."""
     read = 0
     for batch in split_batches(field):
         try:
@@ -250,7 +251,7 @@ TARGETS = [
     Target("metadata", 6, _draw_metadata, _take_metadata),
     Target("api versions", 5, _draw_api_versions, _take_api_versions),
     Target("frame size", 3, _draw_size, _take_size),
-    # What a batch unpacks to, once in the blocks that it came in and once joined.
+    # The unpacked batch, once as blocks and once joined.
     Target("record batches", 10, _draw_batches, _take_batches, beyond=8 * MOST_UNPACKED),
     Target("request", 8, _draw_request, _take_request),
 ]

@@ -1,4 +1,4 @@
-"""What decoded objects weigh, in bytes of memory."""
+"""The memory of decoded objects, in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from aioproducer.protocol.schema import Struct
 
 
 def weight(value: Any) -> int:
-    """The bytes of `value` and of all that it holds, each object once; views count without what they look at."""
+    """Return the bytes of `value` and of all objects that it refers to, each counted once; views count without their
+    buffers."""
     seen: set[int] = set()
     left = [value]
     total = 0
@@ -21,7 +22,7 @@ def weight(value: Any) -> int:
         seen.add(id(item))
         total += sys.getsizeof(item)
         if isinstance(item, LazyArray):
-            continue  # of its elements there are none
+            continue  # its elements have not been created
         if isinstance(item, Struct):
             left.extend(getattr(item, field.name) for field in item.FIELDS)
         elif isinstance(item, dict):

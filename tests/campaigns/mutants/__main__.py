@@ -1,12 +1,12 @@
-"""Changes the modules that decide, one small change at a time, and looks whether their tests notice; exit status 1 if
-they notice too little.
+"""Makes one small change at a time to the modules that decide, and checks that their tests fail; exit status 1 if too
+many changes go unnoticed.
 
     python -m tests.campaigns.mutants [--sample 10] [--seed 1] [aioproducer/transactions/state.py ...]
 
-All of it happens in a copy of the tree that is thrown away. mutants.toml says what is changed and what is run.
+Everything happens in a temporary copy of the tree. mutants.toml lists the modules and their tests.
 
-A program of our own for the sake of the error table: mutmut 3.8 leaves what stands outside of functions alone, and
-properties, and cosmic-ray 8.7 has no change for an entry of a table or a member of an enum."""
+We use our own program because of the error table: mutmut 3.8 ignores code outside functions, and properties;
+cosmic-ray 8.7 can't change an entry of a table or a member of an enum."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Group(NamedTuple):
     modules: list[str]
     suite: list[str]
     most_seconds: float
-    """Of processor time: for the suite without any change, and for each mutant."""
+    """The limit of processor time in seconds, for the suite without any change and for each mutant."""
     least_killed: float
     sample: int | None = None
-    """How many mutants of each module are tried, chosen by the seed; None: all of them."""
+    """How many mutants of each module are tried, chosen by the seed; None for all."""
 
 
 class Config(NamedTuple):
-    """mutants.toml."""
+    """The content of mutants.toml."""
 
     groups: list[Group]
     equivalent: list[Equivalent]
@@ -79,7 +79,7 @@ class Config(NamedTuple):
 
 
 class Fate(Enum):
-    """What became of a mutant."""
+    """The result of a mutant."""
 
     KILLED = "killed"
     TIMED_OUT = "timed out"
@@ -87,7 +87,7 @@ class Fate(Enum):
 
 
 class Trial:
-    """A copy of the tree, and the suites that run in it."""
+    """A copy of the tree, and the process that runs the suites in it."""
 
     def __init__(self, copy: Path) -> None:
         self._copy = copy
@@ -111,19 +111,19 @@ class Trial:
         return (self._copy / module).read_text(encoding="utf-8")
 
     def original(self, group: Group) -> float:
-        """Run a group's suite on the originals; how many seconds of processor time it took."""
+        """Run a group's suite on the originals; return the seconds of processor time that it took."""
         sources = {module: self.source(module) for module in group.modules}
         for module, source in sources.items():
-            # As each mutant is written: without comments.
+            # Without comments, as each mutant is written.
             (self._copy / module).write_text(ast.unparse(ast.parse(source)), encoding="utf-8")
         fate, took = self._run(group.suite, group.most_seconds)
         for module, source in sources.items():
             (self._copy / module).write_text(source, encoding="utf-8")
-        assert fate is Fate.SURVIVED, f"the suite without any change: {fate.value}"
+        assert fate is Fate.SURVIVED, f"the suite fails without any change ({fate.value})"
         return took
 
     def fate(self, module: str, mutant: Mutant, group: Group) -> Fate:
-        """Run the group's suite on a mutant, the module's own tests first, until one fails or the time is over."""
+        """Run the group's suite on a mutant, the module's own tests first, until a test fails or the time is over."""
         path = self._copy / module
         own = Path("tests", *Path(module).parts[1:-1], f"test_{path.stem}").as_posix()
         first = [file for file in group.suite if file.startswith((f"{own}.", f"{own}_"))]
@@ -150,19 +150,19 @@ class Trial:
 
 
 def counted(module: str, source: str, config: Config) -> list[Mutant]:
-    """The mutants of a module without those that do the same as the original."""
+    """Return the mutants of a module without those that behave like the original."""
     namespace = vars(importlib.import_module(module.removesuffix(".py").replace("/", ".")))
     mutants = list(mutants_of(source, namespace))
     for equivalent in config.equivalent:
         if equivalent.module == module:
             fitting = [mutant for mutant in mutants if equivalent.fits(mutant)]
-            assert len(fitting) == 1, f"{len(fitting)} mutants are {equivalent}"
+            assert len(fitting) == 1, f"{len(fitting)} mutants match {equivalent}"
             mutants.remove(fitting[0])
     return mutants
 
 
 def sampled(module: str, mutants: Sequence[Mutant], size: int | None, seed: int) -> list[Mutant]:
-    """So many of a module's mutants, in their order; the same ones for the same seed and source."""
+    """Return this many of a module's mutants, in their order; the same ones for the same seed and source."""
     if size is None or size >= len(mutants):
         return list(mutants)
     chosen = Random(f"{module}/{seed}").sample(range(len(mutants)), size)
@@ -170,7 +170,7 @@ def sampled(module: str, mutants: Sequence[Mutant], size: int | None, seed: int)
 
 
 def try_module(module: str, trial: Trial, group: Group, mutants: Sequence[Mutant]) -> bool:
-    """Try these mutants of a module; whether enough of them are killed."""
+    """Try these mutants of a module; return True if enough of them are killed."""
     began = time.perf_counter()
     fates: Counter[Fate] = Counter()
     for number, mutant in enumerate(mutants, 1):
@@ -195,8 +195,8 @@ def main() -> int:
     config = Config.read()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("modules", nargs="*", default=config.modules, help="all of mutants.toml by default")
-    parser.add_argument("--sample", type=int, help="at most so many mutants of each module")
-    parser.add_argument("--seed", type=int, default=1, help="which mutants a sample has")
+    parser.add_argument("--sample", type=int, help="at most this many mutants of each module")
+    parser.add_argument("--seed", type=int, default=1, help="the seed that chooses the mutants of a sample")
     arguments = parser.parse_args()
     enough = []
     with tempfile.TemporaryDirectory() as copy:

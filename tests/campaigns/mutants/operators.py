@@ -1,7 +1,7 @@
 """The mutants of a module: its source with one small change each, of the kinds that a test should notice.
 
-Texts, annotations, docstrings and the members of enums are left alone; what is left out of a table, or stands in the
-wrong row of it, is not."""
+Texts, annotations, docstrings and the members of enums are not changed. Entries of tables are left out or
+exchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Pow: ast.Mult,
     ast.BitAnd: ast.BitOr,
 }
-"""Without `|`, which joins types here."""
+"""Without `|`, which joins types in this code."""
 
 
 class Mutant(NamedTuple):
@@ -53,7 +53,7 @@ class Mutant(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What becomes of the fields of one node."""
+    """New values for the fields of one node."""
 
     owner: ast.AST
     fields: dict[str, Any]
@@ -63,11 +63,11 @@ class Change(NamedTuple):
 
 
 def mutants_of(source: str, namespace: Mapping[str, Any]) -> Iterator[Mutant]:
-    """All mutants, from the top of the module to its end.
+    """Yield all mutants, from the top of the module to its end.
 
     Args:
-        source: of the module.
-        namespace: what its names stand for: members of enums are exchanged for other members.
+        source: the source of the module.
+        namespace: the values of its names, used to exchange members of enums for other members.
     """
     tree = ast.parse(source)
     seen = {ast.unparse(tree)}
@@ -86,7 +86,7 @@ def _short(text: str) -> str:
 
 
 class _Walk:
-    """Goes through a module and says what can be changed."""
+    """Walks through a module and yields its possible changes."""
 
     def __init__(self, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
         self._tree = tree
@@ -142,7 +142,8 @@ class _Walk:
         self._namespace = outside
 
     def _members_by_another_name(self, node: ast.AST) -> dict[str, Enum]:
-        """Of `no, maybe = Outcome.NOT_PERSISTED, Outcome.UNKNOWN`: what the names on the left stand for."""
+        """Map the names on the left of `no, maybe = Outcome.NOT_PERSISTED, Outcome.UNKNOWN` to the members on the
+        right."""
         found = {}
         for assign in ast.walk(node):
             match assign:
@@ -172,7 +173,7 @@ class _Walk:
                 return None
 
     def _parts(self, statement: ast.stmt) -> Iterator[Change]:
-        """The expressions of a statement, without the statements in it."""
+        """Yield changes of the expressions of a statement, without the statements in it."""
         match statement:
             case ast.Assign([ast.Tuple()], ast.Tuple() as values):
                 yield from self._list(values, "elts")
@@ -222,7 +223,7 @@ class _Walk:
         yield from self._below(node)
 
     def _list(self, owner: ast.AST, field: str, *, members: bool = True) -> Iterator[Change]:
-        """The elements of a list; members of enums only where they are not left out one by one anyway."""
+        """Yield changes of the elements of a list; of enum members only if they are not also left out one by one."""
         nodes = getattr(owner, field)
         for index, node in enumerate(nodes):
             if node is None:
@@ -301,7 +302,7 @@ class _Walk:
             yield from self._at(keyword, "value")
 
     def _others(self, node: ast.expr, *, members: bool = True) -> Iterator[ast.expr]:
-        """What may stand in the place of an expression."""
+        """Yield the replacements of an expression."""
         match node:
             case ast.Compare(left, [op], right):
                 for other in COMPARISONS[type(op)]:

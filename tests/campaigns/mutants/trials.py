@@ -1,8 +1,8 @@
-"""Runs test files whenever it is told to, each time in a fork of this process, which has imported pytest already.
+"""Runs test files on request, each time in a fork of this process, which has already imported pytest.
 
-Started in the copy of the tree. Each line of its input is a JSON array: the most seconds of processor time that it may
-take, then test files. The answer is a line with the exit status of pytest, or TIMED_OUT, and the seconds of processor
-time."""
+It is started in the copy of the tree. Each line of its input is a JSON array: the limit of processor time in
+seconds, then test files. Its answer is a line with the exit status of pytest, or TIMED_OUT, and the seconds of
+processor time."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ PRELOADED = [
     "ssl",
     "uvloop",
 ]
-"""Most of the time that a short run of pytest takes. Nothing of aioproducer: each fork has one of its own."""
+"""Imports that take most of the time of a short pytest run. aioproducer is not among them: each fork imports its own
+copy."""
 
 
 WALL_TIME_FACTOR = 6
-"""A trial may last so many times its processor time: a mutant that waits for ever uses none."""
+"""The limit of a trial's wall time, as a multiple of its processor time: a mutant that waits forever uses none."""
 
 
 def in_a_fork(seconds: float, files: list[str]) -> tuple[int, float]:
-    """Run pytest on the files as they are now."""
+    """Run pytest on the current files."""
     child = os.fork()
     if child == 0:
         limit = math.ceil(seconds)
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # ends it by SIGXCPU
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # ends it with SIGXCPU
         os._exit(_pytest(files))
     end = time.monotonic() + WALL_TIME_FACTOR * seconds
     while time.monotonic() < end:
@@ -59,13 +60,13 @@ def _pytest(files: list[str]) -> int:
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(silence, descriptor)
-    early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are loaded early on purpose
-    # With one seed for Hypothesis a mutant meets the same end in each run.
+    early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are deliberately loaded early
+    # With a fixed seed for Hypothesis a mutant has the same result in each run.
     return int(pytest.main(["-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", *early, *files]))
 
 
 def main() -> None:
-    # Cached bytecode of one mutant could be taken for the next one, which may be as long and as old.
+    # Cached bytecode of one mutant could be used for the next one, which may have the same size and time.
     sys.dont_write_bytecode = True
     for name in PRELOADED:
         importlib.import_module(name)

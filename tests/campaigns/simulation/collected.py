@@ -18,7 +18,7 @@ COUNTER = f"{PREFIX}record.send.total"
 
 
 def ask(telemetry: Telemetry, random: Random) -> None:
-    """Choose what the cluster asks for."""
+    """Choose the metrics that the cluster requests."""
     telemetry.subscribe(
         random.choice([[""], [PREFIX + "record."]]),
         interval_ms=random.choice([100, 1000, 10_000]),
@@ -28,7 +28,7 @@ def ask(telemetry: Telemetry, random: Random) -> None:
 
 
 def mistakes(world: World) -> list[str]:
-    """Return what is wrong with the metrics that were pushed."""
+    """Return a sentence for each mistake in the pushed metrics."""
     return [
         f"{client_id} pushed {pushed:g} acknowledged records and has {acked}"
         for client_id, counters in world.counters.items()
@@ -39,14 +39,14 @@ def mistakes(world: World) -> list[str]:
 
 
 def _must_be_complete(world: World, client_id: str) -> bool:
-    """Nothing went wrong, and the last push, which close() sends, has arrived."""
+    """Return True if there were no faults and the last push, which close() sends, has arrived."""
     pushes = _pushes(world, client_id)
     return not world.plan.is_disturbed and bool(pushes) and pushes[-1].is_last
 
 
 def _pushed(world: World, client_id: str) -> float:
-    """Return how many acknowledged records the cluster knows of. A push whose answer is lost is not added up twice: it
-    may be repeated, so counters of what happened since the last push say nothing in a disturbed run."""
+    """Return the number of acknowledged records that the cluster knows of. A push whose answer was lost may be
+    repeated, so sums of deltas say nothing in a disturbed run."""
     if world.cluster.telemetry.is_delta:
         if world.plan.is_disturbed:
             return 0.0

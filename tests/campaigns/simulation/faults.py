@@ -1,6 +1,7 @@
-"""Everything that can go wrong in a simulation, by name: scripted answers, brokers, leaders, topics, the network.
+"""All faults of the simulation, by name: scripted answers, brokers, leaders, topics, the network.
 
-A kind of fault is a function that strikes once, with chances of its own; it undoes itself later or World.heal does."""
+A kind of fault is a function that strikes once, with its own random choices. It undoes itself later, or World.heal
+does."""
 
 from __future__ import annotations
 
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from tests.campaigns.simulation.world import World
 
 NEEDS_RIVAL = "successor before the answer to an end"
-"""The kind of fault that asks for another producer with the same transactional id."""
+"""The kind of fault that needs another producer with the same transactional id."""
 
 Strike = Callable[["World", Random], None]
 
 SCRIPTED: dict[str, Strike] = {}
-"""What befalls single requests: counted when one has met it."""
+"""Faults of single requests, counted when they strike one."""
 SUDDEN: dict[str, Strike] = {}
-"""What befalls brokers, topics and the network."""
+"""Faults of brokers, topics and the network."""
 TRANSACTIONAL: dict[str, Strike] = {}
-"""What befalls coordinators."""
+"""Faults of coordinators."""
 
 TOPIC = "t"
 READ_FROM = "in"
-"""The topic that the consumer group reads; nothing is written to it, and it stays."""
+"""The topic that the consumer group reads. Nothing is written to it, and it is never deleted."""
 
 PRODUCE = ApiKey.PRODUCE
 PLAIN_APIS = [PRODUCE, ApiKey.METADATA, ApiKey.INIT_PRODUCER_ID, ApiKey.API_VERSIONS]
@@ -45,7 +46,8 @@ COORDINATED = [
     ApiKey.END_TXN,
 ]
 
-# What a broker may say before it has done anything. DUPLICATE_SEQUENCE_NUMBER is not among them: it would be a lie.
+# Errors that a broker may return before it has done anything. DUPLICATE_SEQUENCE_NUMBER is not among them: it would
+# be false.
 LOST_TRACK = [Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.UNKNOWN_PRODUCER_ID, Code.INVALID_PRODUCER_EPOCH]
 COORDINATOR_ERRORS = [
     Code.COORDINATOR_LOAD_IN_PROGRESS,
@@ -54,7 +56,7 @@ COORDINATOR_ERRORS = [
     Code.CONCURRENT_TRANSACTIONS,
     Code.UNKNOWN_SERVER_ERROR,
 ]
-# What a coordinator says when it does not know whether its state will be replicated.
+# A coordinator's errors when it does not know whether its state will be replicated.
 MAY_BE_WRITTEN = (Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE)
 ERRORS: dict[ApiKey, list[Code]] = {
     PRODUCE: [*RETRIABLE, *NOT_RETRIABLE, *LOST_TRACK, Code.UNKNOWN_SERVER_ERROR],
@@ -70,7 +72,7 @@ LATE_ERRORS: dict[ApiKey, list[Code]] = {
 
 
 def _api(world: World, random: Random, *, late: bool = False) -> ApiKey:
-    """Produce half of the time, else any request that this workload sends."""
+    """Choose Produce half of the time, otherwise any request that this workload sends."""
     if random.random() < 0.5:
         return PRODUCE
     others = COORDINATED if world.plan.is_transactional else PLAIN_APIS
@@ -78,7 +80,7 @@ def _api(world: World, random: Random, *, late: bool = False) -> ApiKey:
 
 
 def _aim(world: World, random: Random, api: ApiKey) -> dict[str, Any]:
-    """Which requests are met: any, or those of one node, or of one partition; and how many."""
+    """Choose the affected requests - any, or those of one node or one partition - and their number."""
     aim: dict[str, Any] = {"count": random.choice([1, 1, 1, 2, 3, 8]), "skip": random.choice([0, 0, 1, 3])}
     chance = random.random()
     if chance < 0.25:
@@ -104,7 +106,7 @@ def _scripted(name: str) -> Callable[[Callable[[World, Random, ApiKey], dict[str
 
 
 def _seconds(random: Random) -> float:
-    """From milliseconds to what outlasts every time-out."""
+    """Choose a time, from milliseconds to longer than every time-out."""
     return float(random.choice([0.002, 0.02, 0.1, 0.4, 1.0, 3.0, 8.0]) * random.uniform(0.8, 1.2))
 
 
@@ -142,7 +144,7 @@ def _hold(world: World, random: Random, api: ApiKey) -> dict[str, Any]:
 
 @_scripted("request arrives late")
 def _hold_before(world: World, random: Random, api: ApiKey) -> dict[str, Any]:
-    """Often so late that its sender has given it up, and works on something else."""
+    """Hold the request, often so long that its sender has abandoned it and has continued with others."""
     event = asyncio.Event()
     world.later(_seconds(random), event.set)
     return {"hold_before": event}
@@ -319,7 +321,7 @@ def deny_topic(world: World, random: Random) -> None:
 
 @_kind(SUDDEN, "network silent")
 def silence(world: World, random: Random) -> None:
-    """What is sent to a broker, or by it, or both, does not arrive for a while."""
+    """Hold the data sent to a broker, or by it, or both, for a while."""
     port = world.cluster.broker(random.randrange(world.plan.brokers)).node.port
     requests, answers = random.choice([(True, True), (True, False), (False, True)])
     world.loop.network.hold(port, requests=requests, answers=answers)
@@ -378,7 +380,7 @@ def refuse_verification(world: World, random: Random) -> None:
 
 @_kind(TRANSACTIONAL, "transaction timed out")
 def time_out(world: World, random: Random) -> None:
-    """The sweep comes late enough for whatever is open now: as if the application had been slow."""
+    """Let the sweep find every open transaction overdue, as if the application had been slow."""
     world.skip_wall_time(world.plan.transaction_timeout_ms / 1000 + 1)
     world.cluster.transactions.abort_timed_out()
     world.fired("transaction timed out")
@@ -386,7 +388,7 @@ def time_out(world: World, random: Random) -> None:
 
 @_kind(TRANSACTIONAL, "offsets arrive in the next transaction")
 def delay_offsets(world: World, random: Random) -> None:
-    """A broker has read a request of a group's offsets, and carries it out after those of the next transaction."""
+    """Hold a request with a group's offsets in the broker until those of the next transaction have been handled."""
     api = random.choice([ApiKey.ADD_OFFSETS_TO_TXN, *[ApiKey.TXN_OFFSET_COMMIT] * 3])
     arrival = asyncio.Event()
     fault = world.cluster.faults.add(api, hold_before=arrival, skip=random.choice([0, 0, 1, 3]))
@@ -401,7 +403,7 @@ def delay_offsets(world: World, random: Random) -> None:
 
 @_kind(TRANSACTIONAL, NEEDS_RIVAL)
 def let_successor_in(world: World, random: Random) -> None:
-    """An end is answered after another producer has taken over and begun a transaction, or after a while."""
+    """Hold the answer to an EndTxn until another producer has taken over and begun a transaction, or for a while."""
     answer = asyncio.Event()
     fault = world.cluster.faults.add(ApiKey.END_TXN, hold=answer, skip=random.choice([0, 0, 1, 3]))
     world.scripted.append((NEEDS_RIVAL, fault))
@@ -420,5 +422,5 @@ KINDS = [*SCRIPTED, *SUDDEN, *TRANSACTIONAL]
 
 
 def strike(name: str, world: World, random: Random) -> None:
-    """Let one fault of this kind happen."""
+    """Let one fault of this kind strike."""
     {**SCRIPTED, **SUDDEN, **TRANSACTIONAL}[name](world, random)

@@ -1,4 +1,4 @@
-"""Transactions that several producers share: participants write to one, an heir ends one that was released."""
+"""Transactions that several producers share: participants write to them, and heirs end released ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from tests.campaigns.simulation.workload import Workload
 
 EXPORTED, RELEASED = 0.15, 0.1
-"""The shares of transactions that are exported and that are released."""
+"""The share of transactions that are exported, and the share that are released."""
 
 
 async def write_with_participant(owner: Workload, transaction: SimulatedTransaction, random: Random) -> bool:
-    """A participant writes to some partitions, the owner to the others; whether the transaction may be committed."""
+    """Let a participant write to some partitions and the owner to the others. Return True if the transaction may be
+    committed."""
     places = range(owner.world.plan.partitions)
     exported = random.sample(places, random.randint(1, len(places)))
     try:
@@ -28,7 +29,7 @@ async def write_with_participant(owner: Workload, transaction: SimulatedTransact
     except ProducerClosed:
         raise
     except IllegalStateError as error:
-        # A batch of the last transaction that was given up may still be in flight.
+        # A batch that the last transaction gave up may still be in flight.
         if not owner.world.plan.is_disturbed:
             owner.problem(f"export_transaction: {error!r}")
         transaction.error = error
@@ -65,7 +66,7 @@ def _participant(
 
 
 def _may_be_committed(participant: Workload, transaction: SimulatedTransaction) -> bool:
-    """Not without a record of the participant, and with v2 not without any record at all."""
+    """Return False if a record of the participant failed, or if no record was acknowledged."""
     group = [sent for sent in participant.world.history.sent if sent.transaction is transaction]
     errors = [
         sent.error
@@ -79,7 +80,7 @@ def _may_be_committed(participant: Workload, transaction: SimulatedTransaction) 
 
 
 async def end_by_heir(owner: Workload, transaction: SimulatedTransaction, random: Random) -> None:
-    """The owner releases the transaction, and another producer sends offsets and commits it, or aborts it."""
+    """Release the transaction and let another producer send offsets and commit it, or abort it."""
     transaction.ended = Ended.ABORTED  # unless it is committed below
     handle = await owner.producer.release_transaction()
     label = f"heir {transaction.number} of {owner.label}"

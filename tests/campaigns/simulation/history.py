@@ -1,6 +1,6 @@
-"""What happened in one simulated run: every record, what its sender was told and when, every transaction.
+"""The events of one simulated run: every record, its result and the time of it, and every transaction.
 
-Filled by the workload while it runs; the oracle reads it beside the logs. Nothing here judges."""
+The workload fills it; the oracle reads it together with the logs. Nothing here judges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aioproducer.testing.embedded.topics import EmbeddedTopic
 
 
 class Told(Enum):
-    """What the sender of a record was told."""
+    """The result that the sender of a record received."""
 
     NOTHING = "nothing"
     ACKNOWLEDGED = "acknowledged"
@@ -25,7 +25,7 @@ class Told(Enum):
 
 
 class Ended(Enum):
-    """What whoever ended a transaction was told."""
+    """The result that the user of a transaction received."""
 
     OPEN = "not ended"
     COMMITTED = "committed"
@@ -40,9 +40,9 @@ class SimulatedTransaction:
     number: int
     ended: Ended = Ended.OPEN
     offset: int | None = None
-    """The consumer's position that was sent along, where a run has one partition to read from."""
+    """The consumer's position that was sent with it, in runs with one partition to read from."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """The consumer's positions that were sent along."""
+    """The consumer's positions that were sent with it."""
     error: BaseException | None = None
 
 
@@ -58,9 +58,9 @@ class Sent:
     transaction: SimulatedTransaction | None
     asked_at: float
     call_due: float
-    """Loop time at which `send` must have returned."""
+    """The loop time by which `send` must return."""
     due: float = float("inf")
-    """Loop time at which the delivery must have ended."""
+    """The loop time by which the delivery must end."""
     buffered_at: float | None = None
     ended_at: float | None = None
     told: Told = Told.NOTHING
@@ -68,10 +68,10 @@ class Sent:
     error: BaseException | None = None
     delivery: Delivery | None = None
     own_due: float = float("inf")
-    """Loop time at which the timeout that `send` was given is over."""
+    """The loop time at which the timeout passed to `send` ends."""
 
     def buffered(self, delivery: Delivery, now: float, due: float) -> None:
-        """The record is in the buffer; note what becomes of it."""
+        """Record that the record is buffered, and later its result."""
         self.buffered_at, self.due = now, due
         self.partition = delivery.topic_partition.partition
         delivery.add_done_callback(self._ended)
@@ -86,13 +86,13 @@ class Sent:
             self.acknowledged(delivery.result())
 
     def acknowledged(self, metadata: RecordMetadata) -> None:
-        """The broker has it."""
+        """Record that the broker has acknowledged it."""
         self.told = Told.ACKNOWLEDGED
         self.offset, self.partition = metadata.offset, metadata.partition
 
     def failed(self, error: BaseException) -> None:
-        """It was refused, or given up."""
-        # Its frames refer to deliveries, through which the garbage collector cannot see.
+        """Record that it was rejected or has failed."""
+        # Tracebacks refer to deliveries, through which the garbage collector cannot see.
         self.error = without_tracebacks(error)
         outcome = getattr(error, "outcome", None)
         self.told = Told.NOT_PERSISTED if outcome is Outcome.NOT_PERSISTED else Told.UNKNOWN
@@ -109,32 +109,33 @@ class History:
     sent: list[Sent] = field(default_factory=list)
     transactions: list[SimulatedTransaction] = field(default_factory=list)
     incarnations: list[EmbeddedTopic] = field(default_factory=list)
-    """Every topic that there was, also those that were deleted."""
+    """Every topic of the run, including deleted ones."""
     truncated: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """Numbers of the records that a leader change has cut off a partition's log."""
+    """The numbers of the records that a leader change has truncated from a partition's log."""
     has_rivals: bool = False
     """Two producers used the same transactional id."""
     lost_receipts: bool = False
-    """A call of send_many was cancelled: nobody can look at what becomes of its rows."""
+    """A call of send_many was cancelled, so the results of its rows can't be read."""
     is_gapless: bool = False
     """enable_gapless_order is on."""
     is_endless: bool = False
     """enable_endless_retries is on."""
     closing_at: float | None = None
-    """Loop time at which the producer began to close."""
+    """The loop time at which the producer began to close."""
     aborted_successors: list[str] = field(default_factory=list)
-    """Open transactions that an InitProducerId of an older producer has aborted, where an abort before it was due."""
+    """Open transactions that were aborted by an older producer's InitProducerId without the abort that must come
+    before it."""
     is_disturbed: bool = True
-    """Something went wrong, or its users were impatient."""
+    """True if there were faults or impatient users."""
     fired: Counter[str] = field(default_factory=Counter)
     """How often each kind of fault has struck."""
     problems: list[str] = field(default_factory=list)
-    """What was seen while it ran: errors in logs, calls that took too long, things that close() has left."""
+    """Problems seen during the run: errors in logs, calls that took too long, things that close() left."""
     losses: list[str] = field(default_factory=list)
-    """What the producer has reported as lost by the brokers."""
+    """Records that the producer has reported as lost by the brokers."""
     group_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The consumer group's positions at the end."""
     digest: str = ""
-    """Over all frames and their times."""
+    """The digest of all frames and their times."""
     seconds: float = 0.0
-    """Virtual."""
+    """Virtual seconds that the run took."""

@@ -1,7 +1,7 @@
-"""Watches what a simulated producer writes, request by request, and notes broken invariants of its numbering.
+"""Watches the requests that a simulated producer writes, and records broken invariants of its numbering.
 
-The oracle judges logs and results. Some mistakes only rarely show there: a new epoch that begins while a request of the
-old one is under way does harm only if that request arrives late."""
+The oracle judges logs and results, where some mistakes rarely show: if a new epoch begins while a request of the old
+one is in flight, this does harm only if that request arrives late."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NEW_EPOCH_TOO_EARLY = "a new epoch began too early"
 
 @contextmanager
 def observing(history: History) -> Iterator[None]:
-    """Note broken invariants in the history's problems while the block lasts."""
+    """Add broken invariants to the history's problems for the duration of the block."""
     under_way: dict[Any, list[ProducerBatch]] = {}
-    """By partition queue: batches in requests that were written and have not ended. The producer's own account of them
-    is not asked."""
+    """For each partition queue, the batches in requests that were written and have not ended, counted independently
+    of the producer."""
     produce, answered = Sender._produce, Sender._answered
 
     def producing(
@@ -67,12 +67,12 @@ def observing(history: History) -> Iterator[None]:
 
 @contextmanager
 def _observing_coordinators(history: History) -> Iterator[None]:
-    """Note the transactions that an older producer aborts by asking for the epoch after its own.
+    """Record transactions that an older producer aborts by requesting the epoch after its own.
 
-    Kafka looks at that epoch only if no transaction is open (KIP-360). A producer that was fenced without knowing it
-    learns so by an abort before; one that is fenced after that abort can't be kept from it."""
+    Kafka checks that epoch only if no transaction is open (KIP-360). A producer that was fenced unnoticed detects it
+    by an abort before the request; it can't detect that it is fenced after that abort."""
     has_aborted: set[ProducerIdAndEpoch] = set()
-    """Producers whose last end was an abort, carried out or with nothing to abort."""
+    """Producers whose last end was an abort, successful or with nothing to abort."""
     init_producer_id, end = TransactionalId.init_producer_id, TransactionalId.end
 
     def initializing(

@@ -1,6 +1,6 @@
-"""Judges a simulated run by its logs: whatever the producer told anybody must be so.
+"""Judges a simulated run by its logs: every result that the producer reported must be true.
 
-Each rule is a function that yields sentences; a run without any is right."""
+Each rule is a function that yields a sentence for each violation; a correct run has none."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from aioproducer.sending.numbering import NEW_EPOCH
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 
 SLACK = 0.002
-"""Seconds. The sender's timers are a millisecond late on purpose: loops count milliseconds."""
+"""Seconds of tolerance. The sender's timers are deliberately a millisecond late, because loops count milliseconds."""
 
 Log = dict[int, int]
-"""Offset to the number of the record."""
+"""The number of the record at each offset."""
 
 
 def number_of(value: bytes | None) -> int:
-    """The number that a record's value begins with."""
+    """Return the number at the beginning of a record's value."""
     return int((value or b"-1").partition(b" ")[0])
 
 
 class Logs:
-    """What is in the logs at the end."""
+    """The contents of the logs at the end."""
 
     def __init__(self, history: History) -> None:
         self.by_partition: dict[tuple[str, int], list[Log]] = defaultdict(list)
@@ -34,7 +34,7 @@ class Logs:
         self.starts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.numbers: Counter[int] = Counter()
         self.visible: Counter[int] = Counter()
-        """How often each number is there for those who read with read_committed."""
+        """The count of each number for read_committed consumers."""
         for topic in history.incarnations:
             for partition in topic.partitions:
                 place = topic.name, partition.index
@@ -49,7 +49,7 @@ class Logs:
 
 
 def verdict(history: History) -> list[str]:
-    """Every promise that was broken, in sentences."""
+    """Return a sentence for each broken promise."""
     logs = Logs(history)
     found = [f"while it ran: {problem}" for problem in history.problems]
     for rule in RULES:
@@ -62,9 +62,9 @@ def _name(sent: Sent) -> str:
 
 
 def every_acknowledged_record_is_in_the_log(history: History, logs: Logs) -> Iterator[str]:
-    """At the offset that was told, exactly once."""
+    """Each is there exactly once, at the reported offset."""
     if history.acks == 0:
-        return  # nobody says that it arrived
+        return  # acks=0 has no acknowledgements from brokers
     for sent in history.sent:
         if sent.told is not Told.ACKNOWLEDGED:
             continue
@@ -73,7 +73,7 @@ def every_acknowledged_record_is_in_the_log(history: History, logs: Logs) -> Ite
             continue
         if sent.offset is None:
             if not any(sent.number in log.values() for log in logs.by_partition[place]):
-                yield f"{_name(sent)} was acknowledged and is not there"
+                yield f"{_name(sent)} was acknowledged and is missing"
         elif any(log.get(sent.offset) == sent.number for log in logs.by_partition[place]):
             pass
         elif not any(sent.offset < start for start in logs.starts[place]):
@@ -82,7 +82,7 @@ def every_acknowledged_record_is_in_the_log(history: History, logs: Logs) -> Ite
 
 
 def nothing_is_there_twice(history: History, logs: Logs) -> Iterator[str]:
-    """In one log; a re-created topic has another one."""
+    """This holds for each log; a re-created topic has another log."""
     if not history.is_idempotent and history.acks != 0:
         return
     for place, incarnations in logs.by_partition.items():
@@ -93,7 +93,8 @@ def nothing_is_there_twice(history: History, logs: Logs) -> Iterator[str]:
 
 
 def order_is_kept(history: History, logs: Logs) -> Iterator[str]:
-    """Of one task's records in one partition: of all that are there, or, without idempotence, of those acknowledged."""
+    """The records of a task in a partition are in order. Without idempotence, only the acknowledged ones have to
+    be."""
     if history.acks == 0:
         return
     by_task: dict[tuple[str, int, str, int], list[Sent]] = defaultdict(list)
@@ -116,13 +117,13 @@ def _out_of_order(group: list[tuple[Sent, int | None]]) -> Iterator[str]:
         if offset is None:
             continue
         if last is not None and offset < last[1]:
-            yield f"{_name(sent)} is at {offset}, record {last[0].number} of the same task before it at {last[1]}"
+            yield f"{_name(sent)} is at {offset}, the earlier record {last[0].number} of this task at {last[1]}"
         last = sent, offset
 
 
 def every_call_and_delivery_ends_in_time(history: History, logs: Logs) -> Iterator[str]:
-    """`send` within max_block_ms, a delivery within delivery_timeout_ms of its record's entry; with endless retries a
-    record that was sent may end later."""
+    """`send` ends within max_block_ms, a delivery within delivery_timeout_ms of `send`. With endless retries, the
+    delivery of a record that was sent may end later."""
     for sent in history.sent:
         if sent.buffered_at is not None and sent.buffered_at > sent.call_due + SLACK:
             yield f"{_name(sent)}: send took {sent.buffered_at - sent.asked_at:.3f} s"
@@ -145,8 +146,8 @@ def _may_be_late(sent: Sent, history: History) -> bool:
 
 
 def nothing_in_doubt_is_given_up(history: History, logs: Logs) -> Iterator[str]:
-    """With endless retries a record ends as unknown because of a broker's answer, close(), or a timeout of its own;
-    also if its topic was re-created, or if a record before it in its partition has failed."""
+    """With endless retries, a record ends as unknown only because of a broker's answer, close() or its own timeout;
+    or because its topic was re-created, or an earlier record in its partition failed."""
     if not history.is_endless:
         return
     for sent in history.sent:
@@ -181,7 +182,8 @@ def _follows_a_failed_record(sent: Sent, history: History) -> bool:
 
 
 def no_gap_is_in_the_log(history: History, logs: Logs) -> Iterator[str]:
-    """In gapless order: a record that failed and is not in the log has none behind it there that was in the buffer."""
+    """In gapless order, no record that was buffered behind a failed one is in the log, unless the failed one also
+    is."""
     if not history.is_gapless:
         return
     by_partition: dict[tuple[str, int, str], list[Sent]] = defaultdict(list)
@@ -200,14 +202,14 @@ def no_gap_is_in_the_log(history: History, logs: Logs) -> Iterator[str]:
             for later in group:
                 if logs.numbers[later.number] and _was_behind(later, failed):
                     yield (
-                        f"{_name(failed)} failed ({failed.error!r}), and record {later.number} behind it is in "
+                        f"{_name(failed)} failed ({failed.error!r}), but record {later.number} behind it is in "
                         "the log"
                     )
                     break
 
 
 def _was_behind(later: Sent, failed: Sent) -> bool:
-    """Whether it was accepted after the other one, and before that one's failure was known."""
+    """Return True if it was accepted after the other record, and before that one's failure was known."""
     assert later.buffered_at is not None
     assert failed.buffered_at is not None
     assert failed.ended_at is not None
@@ -219,20 +221,20 @@ def _was_behind(later: Sent, failed: Sent) -> bool:
 
 
 def nothing_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
-    """Where nothing went wrong, every record is acknowledged, or belongs to a transaction that its user aborted."""
+    """In an undisturbed run every record is acknowledged or belongs to a transaction that its user aborted."""
     if history.is_disturbed:
         return
     for sent in history.sent:
         ended = sent.transaction.ended if sent.transaction is not None else Ended.COMMITTED
         if isinstance(sent.error, BufferFullError):
-            continue  # try_send does not wait, be it for the first metadata
+            continue  # try_send does not even wait for the first metadata
         is_needless = ended is not Ended.ABORTED or sent.told is Told.UNKNOWN
         if sent.told is not Told.ACKNOWLEDGED and is_needless:
             yield f"{_name(sent)}: {sent.told.value} ({sent.error!r})"
 
 
 def no_transaction_fails_for_no_reason(history: History, logs: Logs) -> Iterator[str]:
-    """Where nothing went wrong, every transaction ends as its user wished."""
+    """In an undisturbed run every transaction ends as its user intended."""
     if history.is_disturbed:
         return
     for transaction in history.transactions:
@@ -243,21 +245,22 @@ def no_transaction_fails_for_no_reason(history: History, logs: Logs) -> Iterator
 def nothing_not_persisted_is_there(history: History, logs: Logs) -> Iterator[str]:
     for sent in history.sent:
         if sent.told is Told.NOT_PERSISTED and logs.numbers[sent.number]:
-            yield f"{_name(sent)} is said not to be persisted ({sent.error!r}) and is in the log"
+            yield f"{_name(sent)} was reported as not persisted ({sent.error!r}) but is in the log"
 
 
-def nothing_is_there_that_nobody_sent(history: History, logs: Logs) -> Iterator[str]:
+def nothing_is_there_that_was_never_sent(history: History, logs: Logs) -> Iterator[str]:
     known = {sent.number: sent for sent in history.sent}
     for (topic, partition), incarnations in logs.by_partition.items():
         for log in incarnations:
             for number in log.values():
                 sent = known.get(number)
                 if sent is None or sent.topic != topic or sent.partition not in (partition, None):
-                    yield f"record {number} is in {topic}-{partition}, where nobody sent it"
+                    yield f"record {number} is in {topic}-{partition}, but was not sent there"
 
 
 def transactions_are_visible_as_told(history: History, logs: Logs) -> Iterator[str]:
-    """With read_committed: all of a committed one, nothing of others, all or nothing of those in doubt."""
+    """With read_committed, committed transactions are visible completely, those in doubt completely or not at all,
+    others not at all."""
     visible = logs.visible
     deleted_from = {topic.name for topic in history.incarnations[:-1]}
     by_transaction: dict[int, list[Sent]] = defaultdict(list)
@@ -272,7 +275,7 @@ def transactions_are_visible_as_told(history: History, logs: Logs) -> Iterator[s
                 if sent.told in (Told.NOT_PERSISTED, Told.UNKNOWN):
                     yield f"transaction {transaction.number} was committed without {_name(sent)}: {sent.error!r}"
                 elif not visible[sent.number] and sent.topic not in deleted_from:
-                    yield f"transaction {transaction.number} was committed and {_name(sent)} is not visible"
+                    yield f"transaction {transaction.number} was committed but {_name(sent)} is not visible"
         elif transaction.ended is Ended.UNKNOWN:
             if seen and len(seen) != len(group) and not {sent.topic for sent in group} & deleted_from:
                 yield (
@@ -282,13 +285,13 @@ def transactions_are_visible_as_told(history: History, logs: Logs) -> Iterator[s
         elif seen:
             yield (
                 f"transaction {transaction.number} was not committed ({transaction.ended.value}, "
-                f"{transaction.error!r}) and {_name(seen[0])} is visible"
+                f"{transaction.error!r}) but {_name(seen[0])} is visible"
             )
 
 
 def the_group_is_where_the_last_commit_left_it(history: History, logs: Logs) -> Iterator[str]:
-    """In each partition: the position that the last committed transaction with one for it brought, whatever came with
-    those that were not committed. It may be lower than one before."""
+    """In each partition the position is that of the last committed transaction with a position for it, whatever
+    uncommitted transactions sent. It may be lower than an earlier one."""
     places = {place for transaction in history.transactions for place in transaction.offsets}
     for place in sorted(places | history.group_offsets.keys()):
         may_be: set[int | None] = {None}
@@ -297,12 +300,12 @@ def the_group_is_where_the_last_commit_left_it(history: History, logs: Logs) -> 
                 continue
             ended = _ended(transaction, history, logs)
             if ended is Ended.COMMITTED:
-                # Of two producers nobody knows here who was the last.
+                # With two producers it is not known here which of them committed last.
                 may_be = {*(may_be if history.has_rivals else ()), transaction.offsets[place]}
             elif ended is Ended.UNKNOWN:
                 may_be.add(transaction.offsets[place])
         if place.topic in {topic.name for topic in history.incarnations[:-1]}:
-            may_be.add(None)  # a deleted topic takes the positions in it along
+            may_be.add(None)  # the positions in a topic are deleted with it
         position = history.group_offsets.get(place)
         if position not in may_be:
             yield (
@@ -312,7 +315,8 @@ def the_group_is_where_the_last_commit_left_it(history: History, logs: Logs) -> 
 
 
 def _ended(transaction: SimulatedTransaction, history: History, logs: Logs) -> Ended:
-    """How it ended. A commit of unknown outcome took place if its records are visible: offsets share their fate."""
+    """Return how it ended. A commit of unknown outcome took place if its records are visible, since offsets are
+    committed with them."""
     if transaction.ended is not Ended.UNKNOWN or len(history.incarnations) != 1:
         return transaction.ended
     group = [
@@ -326,12 +330,13 @@ def _ended(transaction: SimulatedTransaction, history: History, logs: Logs) -> E
 
 
 def no_producer_aborts_its_successors_transaction(history: History, logs: Logs) -> Iterator[str]:
-    """InitProducerId with an expected epoch comes only after an abort, which a coordinator refuses to a fenced one."""
+    """InitProducerId with an expected epoch follows an abort, which the coordinator rejects if the producer is
+    fenced."""
     yield from history.aborted_successors
 
 
-def nobody_waits_behind_an_open_transaction(history: History, logs: Logs) -> Iterator[str]:
-    """The last stable offset reaches the end, once the transaction time-out has passed."""
+def no_reader_waits_behind_an_open_transaction(history: History, logs: Logs) -> Iterator[str]:
+    """The last stable offset reaches the end of the log once the transaction time-out has passed."""
     for topic in history.incarnations[-1:]:
         for partition in topic.partitions:
             if partition.last_stable_offset != partition.log.end_offset:
@@ -353,9 +358,9 @@ RULES: list[Rule] = [
     nothing_fails_for_no_reason,
     no_transaction_fails_for_no_reason,
     nothing_not_persisted_is_there,
-    nothing_is_there_that_nobody_sent,
+    nothing_is_there_that_was_never_sent,
     transactions_are_visible_as_told,
     the_group_is_where_the_last_commit_left_it,
     no_producer_aborts_its_successors_transaction,
-    nobody_waits_behind_an_open_transaction,
+    no_reader_waits_behind_an_open_transaction,
 ]

@@ -1,6 +1,6 @@
-"""What a seed stands for: the cluster, the producer's settings, the workload, and which faults strike when.
+"""The plan of a seed: the cluster, the producer's settings, the workload, and which faults strike when.
 
-Chosen here all at once and before anything runs, so that a plan can be printed and a failure read."""
+Everything is chosen here before the run starts, so a plan can be printed to explain a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.campaigns.simulation.faults import NEEDS_RIVAL, SCRIPTED, SUDDEN, TRA
 
 IDEMPOTENT, ACKS_1, ACKS_0, V1, V2 = "idempotent", "acks=1", "acks=0", "transactions v1", "transactions v2"
 KINDS = (IDEMPOTENT, ACKS_1, ACKS_0, V1, V2)
-"""The workloads; each seed means another run for each of them."""
+"""The workloads; each seed means a different run for each of them."""
 
 KIND_SETTINGS: dict[str, dict[str, Any]] = {
     IDEMPOTENT: {},
@@ -22,19 +22,19 @@ KIND_SETTINGS: dict[str, dict[str, Any]] = {
     V1: {"transactional_id": "the-id"},
     V2: {"transactional_id": "the-id"},
 }
-"""What makes a producer of each kind."""
+"""The settings that make a producer of each kind."""
 
 PLACEMENTS = ("explicit", "by key", "without key")
 CLOSES = ("drain", "drain", "drain", "hurry", "at once")
 
 UNDISTURBED = 0.15
-"""The share of plans without any fault and without impatient users: what fails there fails for no reason."""
+"""The share of plans without any fault and without impatient users: every failure there is a bug."""
 STRICT = 0.25
-"""The share of plans with gapless order, and of those with endless retries, where the producer may have them."""
+"""The share of plans with gapless order, and of those with endless retries, where the producer allows them."""
 COLLECTING = 0.3
 """The share of plans whose cluster collects the metrics of producers (KIP-714)."""
 SLOWEST_TRANSACTION = 30_000
-"""Milliseconds that the users of an undisturbed run take for a transaction at most."""
+"""The maximum milliseconds that users of an undisturbed run take for a transaction."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,33 @@ class Plan:
     settings: dict[str, Any]
     tasks: int
     records: int
-    """Of each task, or of each task in each transaction."""
+    """The number of records per task; with transactions, per task and transaction."""
     pause: float
     """The longest pause of a task between two records, in seconds."""
     placement: str
     sizes: tuple[int, int]
     close: str
     close_at: float | None
-    """Seconds after the start at which the producer is closed, whatever is under way."""
+    """Seconds after the start at which the producer is closed, even with work in progress."""
     cancels: float
-    """How probable it is that a call or a delivery is cancelled, or a delivery has a timeout of its own."""
+    """The probability that a call or a delivery is cancelled, or that a delivery has its own timeout."""
     faults: list[tuple[float, str]] = field(default_factory=list)
     """(seconds after the start, kind)."""
     transactions: int = 0
     idle: float = 0.0
-    """Seconds that users now and then wait between two records, or between two transactions: so long that every
-    connection is closed meanwhile."""
+    """Seconds that users sometimes wait between two records or two transactions, long enough for every connection to
+    be closed."""
     upgraded_at: float | None = None
-    """When a cluster with transactions v1 finalizes v2; None if it has from the beginning."""
+    """When a cluster with transactions v1 finalizes v2; None if it has had v2 from the beginning."""
     rival_at: float | None = None
-    """Seconds after the start at which a second producer begins to use the same transactional id."""
+    """Seconds after the start at which a second producer with the same transactional id begins; None for no such
+    producer."""
     log_append_time: bool = False
-    """The brokers give records their time."""
+    """True if the brokers set the records' timestamps."""
     collects_metrics: bool = False
-    """The brokers ask for metrics."""
+    """True if the brokers request metrics."""
     group: str = "the-group"
-    """Its coordinator is seldom the broker that coordinates the transactions."""
+    """The consumer group; its coordinator is rarely the broker that coordinates the transactions."""
     transactional_id: str = "the-id"
     transaction_timeout_ms: int = 60_000
 
@@ -85,7 +86,7 @@ class Plan:
 
     @property
     def is_disturbed(self) -> bool:
-        """Something goes wrong, or users are impatient, or slower than a transaction may be."""
+        """True if there are faults, or if users are impatient or slower than a transaction may be."""
         return bool(
             self.faults
             or self.cancels
@@ -98,7 +99,7 @@ class Plan:
 
     @property
     def recovers(self) -> bool:
-        """The faults end before the producer is closed, and it has to work again."""
+        """True if the faults end before the producer is closed, so that it has to work again."""
         return (
             self.close == "drain" and self.close_at is None and self.rival_at is None and self.seed % 2 == 1
         )
@@ -108,7 +109,7 @@ class Plan:
         return {ACKS_1: 1, ACKS_0: 0}.get(self.kind, "all")
 
     def random(self, purpose: str) -> Random:
-        """Chances that other purposes don't disturb."""
+        """Return random numbers that are independent of other purposes."""
         return Random(f"{self.kind}/{self.seed}/{purpose}")
 
     def __str__(self) -> str:
@@ -125,7 +126,7 @@ class Plan:
 
 
 def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
-    """The plan of a seed; `among`: only these kinds of faults, and many of them."""
+    """Return the plan of a seed. With `among`, it has many faults of only these kinds."""
     random = Random(f"{kind}/{seed}/plan")
     is_transactional = kind in (V1, V2)
     brokers = random.choice([1, 2, 3, 3, 3])
@@ -133,7 +134,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
     settings = _settings(random, kind)
     rival_at = random.uniform(0, horizon) if is_transactional and random.random() < 0.2 else None
     tables = [SCRIPTED, SUDDEN, *([TRANSACTIONAL, TRANSACTIONAL] if is_transactional else [])]
-    # A few kinds, several times: what matters is what they do to each other.
+    # A few kinds, several times each, because their combinations matter.
     kinds = [random.choice(list(random.choice(tables))) for _ in range(random.randint(1, 5))]
     count = random.choice([0, 2, 4, 8, 16, 16])
     if among:
@@ -175,7 +176,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
 
 
 def _with_idle_times(plan: Plan) -> Plan:
-    """One plan in five: its connections are closed while nobody needs them, and no refresh of metadata keeps one."""
+    """In one plan of five, connections are closed while idle, and metadata refreshes don't keep them open."""
     random = plan.random("idle")
     if random.random() > 0.2:
         return plan
@@ -185,7 +186,7 @@ def _with_idle_times(plan: Plan) -> Plan:
 
 
 def _with_upgrade(plan: Plan, horizon: float) -> Plan:
-    """One cluster in four that ends with transactions v2 begins with v1."""
+    """Let one in four clusters with transactions v2 begin with v1."""
     random = plan.random("upgrade")
     if plan.kind != V2 or random.random() > 0.25:
         return plan
@@ -193,7 +194,7 @@ def _with_upgrade(plan: Plan, horizon: float) -> Plan:
 
 
 def _with_strict_settings(plan: Plan) -> Plan:
-    """The two opt-in settings, each in a quarter of the plans that may have it."""
+    """Switch on the two opt-in settings, each in a quarter of the plans that allow it."""
     random = plan.random("strict")
     settings = dict(plan.settings)
     if plan.acks == "all" and random.random() < STRICT:
@@ -204,7 +205,7 @@ def _with_strict_settings(plan: Plan) -> Plan:
 
 
 def _undisturbed(plan: Plan) -> Plan:
-    """The same plan without anything that could go wrong."""
+    """Return the same plan without faults and impatient users."""
     settings = dict(plan.settings)
     if plan.is_transactional:
         settings["transaction_timeout_ms"] = 60_000
@@ -225,8 +226,8 @@ def _versions(random: Random, kind: str) -> str:
     if kind == V2:
         return random.choice(["4.0", "4.1", "4.3"])
     if kind == V1:
-        # Older brokers verify nothing: a request that a frozen one reads too late opens a transaction that nobody
-        # ends (KAFKA-12671), whatever the producer does.
+        # Older brokers don't verify: a request that a frozen one reads too late opens a transaction that is never
+        # ended (KAFKA-12671), whatever the producer does.
         return random.choice(["3.6", "3.7", "3.9", "4.1", "4.3"])
     return random.choice(["2.1", "2.8", "3.5", "3.9", "4.1", "4.1", "4.3"])
 

@@ -1,8 +1,9 @@
-"""Bugs planted into the producer, to prove that the oracle convicts: each a patch that lasts for a `with` block.
+"""Bugs planted into the producer, to check that the oracle finds them. Each is a patch for the duration of a `with`
+block.
 
-They are what other clients really had: numbers used again for other bytes, acknowledgements that were none, commits
-that nobody answered, outcomes that nobody could know. `unseen.py` lists the bugs that random schedules do not convict,
-with the reason and the test that does."""
+They are bugs that other clients had: numbers reused for other bytes, false acknowledgements, commits reported without
+an answer, and unknown outcomes reported as known. `unseen.py` lists the bugs that random schedules do not find, with
+the reason and the test that finds each."""
 
 from __future__ import annotations
 
@@ -41,20 +42,20 @@ from tests.campaigns.simulation.run import run
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """A patch, the workload under which it shows, and how soon."""
+    """A patch, the workload that reveals it, and how soon."""
 
     name: str
     plant: Callable[[], AbstractContextManager[Any]]
     kind: str
     seeds: int
-    """Seeds from 1 on, of which one at least convicts it."""
+    """At least one of this many seeds, counted from 1, reveals it."""
     rule: str
-    """The oracle's rule that it breaks, among others perhaps."""
+    """The oracle's rule that it breaks; it may break others, too."""
     among: tuple[str, ...] = ()
-    """Under faults of these kinds only; empty: of any kind, as in every other run."""
+    """The kinds of faults in these runs; empty means all, as in other runs."""
 
     def convicted_by(self) -> tuple[int, str] | None:
-        """The first seed that convicts it, and how."""
+        """Return the first seed that reveals it, and the violation."""
         with self.plant():
             for seed in range(1, self.seeds + 1):
                 for sentence in run(plan(self.kind, seed, self.among)).broken:
@@ -79,7 +80,7 @@ def _bug(
 
 @_bug("a batch in doubt is sent again under new numbers", IDEMPOTENT, 60, "nothing_is_there_twice")
 def renumbered() -> Iterator[None]:
-    """No use of the brokers' dedup window: the second copy is another batch to them."""
+    """The brokers' duplicate detection is not used: the second copy is a new batch to them."""
 
     def mark_returned(self: ProducerBatch) -> None:
         self.state = BatchState.CLOSED
@@ -124,7 +125,7 @@ def reused() -> Iterator[None]:
 
 @_bug("an acknowledgement is lost", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
 def lost() -> Iterator[None]:
-    """Every 7th batch that was acknowledged ends without a word to its deliveries."""
+    """Every 7th acknowledged batch ends without a result for its deliveries."""
     succeed = ProducerBatch.succeed
     count = iter(range(1, 10**9))
 
@@ -138,9 +139,9 @@ def lost() -> Iterator[None]:
         yield
 
 
-@_bug("an acknowledgement is not heard", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
+@_bug("an acknowledgement is ignored", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
 def unheard() -> Iterator[None]:
-    """Every 7th batch that was acknowledged stays where it is, until its time is over."""
+    """Every 7th acknowledged batch is treated as unanswered until its time is over."""
     complete = ProduceResults.complete
     count = iter(range(1, 10**9))
 
@@ -153,7 +154,7 @@ def unheard() -> Iterator[None]:
 
 
 @_bug(
-    "a commit is reported that nobody answered",
+    "an unanswered commit is reported",
     V2,
     60,
     "transactions_are_visible_as_told",
@@ -161,7 +162,7 @@ def unheard() -> Iterator[None]:
     "broker crashes first",
 )
 def unanswered() -> Iterator[None]:
-    """An EndTxn that found no answer counts as a success."""
+    """An EndTxn without an answer counts as a success."""
     end = Coordinator._end
 
     async def ending(self: Coordinator, *, commit: bool) -> None:
@@ -176,7 +177,7 @@ def unanswered() -> Iterator[None]:
 
 
 @_bug(
-    "what was cut off after it was written is called not persisted",
+    "a batch whose connection was cut after it was written is called not persisted",
     IDEMPOTENT,
     60,
     "nothing_not_persisted_is_there",
@@ -225,7 +226,7 @@ def dropped() -> Iterator[None]:
     "leader moves first",
 )
 def reordered() -> Iterator[None]:
-    """Numbers or not, a batch that comes back is put at the end of its queue and numbered anew."""
+    """A batch that comes back is put at the end of its queue and gets new numbers."""
 
     def requeue(self: Accumulator, batch: ProducerBatch, retry_at: float) -> None:
         if not batch.maybe_persisted and not batch.queue.in_flight:
@@ -249,7 +250,7 @@ def reordered() -> Iterator[None]:
     "error instead",
 )
 def parts_in_one_place() -> Iterator[None]:
-    """They change places when several of them come back."""
+    """The parts change places when several of them come back."""
     part = ProducerBatch.part
 
     def parted(self: ProducerBatch, *arguments: Any) -> ProducerBatch:
@@ -263,7 +264,7 @@ def parts_in_one_place() -> Iterator[None]:
 
 @_bug("several in flight before the first acknowledgement", IDEMPOTENT, 100, "order_is_kept", "error instead")
 def too_early() -> Iterator[None]:
-    """A broker that knows nothing of a producer takes any first number (KAFKA-15591)."""
+    """A broker that does not know a producer accepts any first number (KAFKA-15591)."""
 
     def may_be_in_flight(self: Idempotence, sequence: Any, leader: int, most: int) -> int:
         return most
@@ -281,7 +282,7 @@ def too_early() -> Iterator[None]:
     "broker frozen",
 )
 def forgotten_in_flight() -> Iterator[None]:
-    """Its request is still under way, and the next batch of the partition begins a new epoch meanwhile."""
+    """Its request is still in flight when the next batch of the partition begins a new epoch."""
     expire, answered = GivingUp._expire, Sender._answered
 
     def expiring(self: GivingUp, batch: ProducerBatch, now: float) -> None:
@@ -309,7 +310,8 @@ def forgotten_in_flight() -> Iterator[None]:
     "broker crashes after the append",
 )
 def renumbered_for_new_topic() -> Iterator[None]:
-    """Sent by name, the first copy may be in the log of the new topic already. Kafka 4 is asked by topic id."""
+    """The first copy was sent by name, so it may already be in the log of the new topic. Since Kafka 4, requests
+    contain topic ids."""
 
     def may_be_in(self: ProducerBatch, topic_id: int) -> bool:
         return False
@@ -320,7 +322,7 @@ def renumbered_for_new_topic() -> Iterator[None]:
 
 @_bug("with v1 an export does not spend the epoch", V1, 60, "every_acknowledged_record_is_in_the_log")
 def export_keeps_epoch() -> Iterator[None]:
-    """The owner goes on with numbers that a participant has used."""
+    """The owner continues with numbers that a participant has used."""
     export = Coordinator.export
 
     async def exporting(self: Coordinator, partitions: Any) -> Any:
@@ -334,7 +336,7 @@ def export_keeps_epoch() -> Iterator[None]:
 
 @_bug("v2 begins in an epoch of v1", V2, 400, "transactions_are_visible_as_told")
 def upgraded_in_mid_epoch() -> Iterator[None]:
-    """The markers of the last transaction v1 end the first one v2, too."""
+    """The markers of the last v1 transaction also end the first v2 transaction."""
     with mock.patch.object(
         Transaction, "coordinator_hears", lambda self: setattr(self, "may_have_started", True)
     ):
@@ -377,7 +379,7 @@ def needless_abort() -> Iterator[None]:
 
 @_bug("offsets go to the transaction's coordinator", V2, 60, "no_transaction_fails_for_no_reason")
 def wrong_coordinator() -> Iterator[None]:
-    """It refuses them, unless it happens to be the group's as well: with one broker nothing is noticed."""
+    """The transaction's coordinator rejects them, unless it is also the group's: with one broker the bug is hidden."""
     ask = CoordinatorRequests.ask
 
     async def asking(self: CoordinatorRequests, request: Any, code_of: Any, **options: Any) -> Any:
@@ -394,7 +396,7 @@ def wrong_coordinator() -> Iterator[None]:
     "the_group_is_where_the_last_commit_left_it",
 )
 def repeated_positions() -> Iterator[None]:
-    """As a request does that was on its way for long: whether its own transaction was committed or not."""
+    """This imitates a request that was delayed for long, whether its own transaction was committed or not."""
     send_offsets = Coordinator.send_offsets
     kept: list[tuple[Any, Any]] = []
 
@@ -446,7 +448,7 @@ def offsets_keep_epoch() -> Iterator[None]:
     "successor before the answer to an end",
 )
 def no_abort_before_next_epoch() -> Iterator[None]:
-    """A producer that was fenced meanwhile does not hear of it, and aborts its successor's transaction."""
+    """A producer that was fenced meanwhile does not notice it, and aborts its successor's transaction."""
 
     async def next_epoch(self: Coordinator) -> None:
         await self._new_epoch(self._identity)
@@ -455,16 +457,16 @@ def no_abort_before_next_epoch() -> Iterator[None]:
         yield
 
 
-@_bug("in gapless order those behind a failed record go on", IDEMPOTENT, 60, "no_gap_is_in_the_log")
+@_bug("in gapless order records behind a failed one are sent", IDEMPOTENT, 60, "no_gap_is_in_the_log")
 def gap() -> Iterator[None]:
-    """As without the setting."""
+    """The setting has no effect."""
     with mock.patch.object(ProduceResults, "_end_behind"):
         yield
 
 
 @_bug("with endless retries a record in doubt expires", IDEMPOTENT, 60, "nothing_in_doubt_is_given_up")
 def expired_in_doubt() -> Iterator[None]:
-    """As without the setting."""
+    """The setting has no effect."""
 
     def deciding(moment: Moment, conditions: Any = ()) -> Row:
         return decide_moment(moment, {*conditions} - {Condition.ENDLESS})
@@ -484,7 +486,7 @@ def aborted() -> Iterator[None]:
         yield
 
 
-@_bug("close() forgets a connection", IDEMPOTENT, 60, "while it ran: close() has left")
+@_bug("close() forgets a connection", IDEMPOTENT, 60, "while it ran: close() left")
 def left_open() -> Iterator[None]:
     async def close(self: Brokers) -> None:
         pass
@@ -493,7 +495,7 @@ def left_open() -> Iterator[None]:
         yield
 
 
-@_bug("memory is not given back", IDEMPOTENT, 60, "while it ran: close() has left")
+@_bug("memory is not given back", IDEMPOTENT, 60, "while it ran: close() left")
 def leaked() -> Iterator[None]:
     give_up = ProducerBatch.give_up
 
@@ -525,7 +527,7 @@ def immortal() -> Iterator[None]:
     "answer held",
 )
 def forgotten_commit() -> Iterator[None]:
-    """The outcome of a commit without an answer is called known."""
+    """A commit without an answer is reported with a known outcome."""
 
     commit = Producer.commit_transaction
 

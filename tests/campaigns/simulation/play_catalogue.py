@@ -1,4 +1,4 @@
-"""Plays every scenario of the fault catalogue with many seeds, until all are played or Ctrl-C.
+"""Plays every scenario of the fault catalogue with many seeds, until all are played or you press Ctrl-C.
 
     python -m tests.campaigns.simulation.play_catalogue --seeds 30 --first 1 --only T7 --processes 2
 
@@ -43,7 +43,7 @@ class Plays:
 
 
 def chosen(only: Sequence[str]) -> list[int]:
-    """The indexes of the scenarios with one of these ids; of all scenarios if there are no ids.
+    """Return the indexes of the scenarios with one of these ids; of all scenarios if there are no ids.
 
     Raises:
         ValueError: the simulation plays no scenario with this id.
@@ -84,7 +84,7 @@ def _name(scenario: Scenario, seed: int) -> str:
 
 
 def report(plays: Plays, scenarios: int, seeds: int, took: float) -> str:
-    """The counts and the findings as text."""
+    """Return the counts and the findings as text."""
     lines = [
         f"{plays.count} of {scenarios * seeds} plays: {scenarios} scenarios with {seeds} seeds, "
         f"{plays.virtual_seconds / 3600:.1f} virtual hours in {took:.1f} s",
@@ -95,7 +95,7 @@ def report(plays: Plays, scenarios: int, seeds: int, took: float) -> str:
 
 
 def main() -> int:
-    """The exit status: 0 if every scenario ended as it should."""
+    """Run the command; return exit status 0 if every scenario ended as it should."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.simulation.play_catalogue", description=__doc__.splitlines()[0]
     )

@@ -1,8 +1,8 @@
-"""One simulated run from its plan to its verdict.
+"""Plays one simulated run from its plan to its verdict.
 
     python -m tests.campaigns.simulation.run idempotent 4711
 
-plays one again and tells what happened."""
+replays a run and prints its results."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.campaigns.simulation.workload import Workload
 from tests.campaigns.simulation.world import World
 
 TIME_LIMIT = 4000.0
-"""Virtual seconds that no run needs."""
+"""Virtual seconds after which a run is aborted."""
 LONGEST_WORK = 1000.0
-"""Virtual seconds within which users have done what they do, unless deliveries without an end keep them waiting."""
+"""Virtual seconds within which users finish their work, unless deliveries without an end keep them waiting."""
 
 
 @dataclass
 class Result:
-    """One run, judged."""
+    """One run and its verdict."""
 
     plan: Plan
     history: History
     broken: list[str]
-    """Promises that were not kept; empty if all is well."""
+    """Promises that were not kept; empty if all were kept."""
 
     def __str__(self) -> str:
         sentences = "".join(f"\n- {sentence}" for sentence in self.broken[:20])
@@ -49,7 +49,7 @@ class Result:
 
 
 def replay(which: Plan) -> str:
-    """The command that plays a run again."""
+    """Return the command that replays a run."""
     return f"play it again: python -m tests.campaigns.simulation.run {which.kind!r} {which.seed}"
 
 
@@ -61,7 +61,7 @@ def run(which: Plan) -> Result:
 def playing(
     which: Plan, scene: Callable[[World, Producer], Awaitable[None]], *, starts: bool = True
 ) -> Result:
-    """Play a scene on a plan's stage: everything before it, everything after it, and the verdict."""
+    """Play a scene in a plan's world: set up the world, play the scene, clean up, and judge."""
     history = History(which.kind, which.seed, which.acks, is_idempotent=which.acks == "all")
     history.is_gapless = which.settings.get("enable_gapless_order", False)
     history.is_endless = which.settings.get("enable_endless_retries", False)
@@ -83,18 +83,19 @@ def playing(
         logger.setLevel(before[0])
         logger.propagate = before[1]
     if history.losses and not _has_lost(history):
-        history.problems += [f"without a loss: {line}" for line in history.losses]
+        history.problems += [f"reported without a loss: {line}" for line in history.losses]
     return Result(which, history, verdict(history))
 
 
 def _has_lost(history: History) -> bool:
-    """Whether the cluster has lost anything that a producer could call acknowledged."""
+    """Return True if the cluster has lost any record that a producer could call acknowledged."""
     names = [topic.name for topic in history.incarnations]
     return bool(history.truncated) or len(set(names)) < len(names)
 
 
 class _Listening(logging.Handler):
-    """An error in a log is a bug of the producer, or of the cluster, unless it reports what the cluster has lost."""
+    """Treats an error in a log as a bug of the producer or the cluster, unless it reports records that the cluster
+    has lost."""
 
     def __init__(self, history: History) -> None:
         super().__init__(logging.ERROR)
@@ -102,7 +103,7 @@ class _Listening(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._history.lost_receipts and record.name == "aioproducer.records.unretrieved":
-            return  # failures that nobody has looked at
+            return  # failures whose rows can't be read
         if record.name == "aioproducer.sending.data_loss":
             self._history.losses.append(record.getMessage())
             return
@@ -134,7 +135,7 @@ async def _main(
         await _settled(world)
         history.problems += [f"{receipt!r} after close()" for receipt in world.receipts if not receipt.done()]
         for receipt in world.receipts:
-            receipt.errors  # noqa: B018  # the look of its user
+            receipt.errors  # noqa: B018  # read as its user would
         # Otherwise, a batch that also has records of a lost receipt would be reported during a later run.
         world.receipts.clear()
         if hasattr(producer, "_accumulator"):
@@ -149,7 +150,7 @@ async def _main(
 
 
 async def _work(world: World, producer: Producer) -> None:
-    """Let the users work until they have done, or the producer is closed over their heads."""
+    """Let the users work until they finish, or until the producer is closed while they work."""
     plan = world.plan
     world.schedule_faults()
     workload = Workload(world, producer)
@@ -161,7 +162,9 @@ async def _work(world: World, producer: Producer) -> None:
         await world.heal()
         await asyncio.wait([working], timeout=LONGEST_WORK)
         if not working.done():
-            world.history.problems.append(f"the users are not done {LONGEST_WORK:g} s after the last fault")
+            world.history.problems.append(
+                f"the users are still working {LONGEST_WORK:g} s after the last fault"
+            )
     if plan.recovers and working.done() and working.exception() is None:
         await world.heal()
         await workload.go_on()
@@ -177,7 +180,7 @@ async def _work(world: World, producer: Producer) -> None:
 
 
 async def _rival(world: World) -> None:
-    """Another process with the same transactional id, for a while."""
+    """Run a second producer with the same transactional id for a while."""
     assert world.plan.rival_at is not None
     world.history.has_rivals = True
     with suppress(TimeoutError):
@@ -208,14 +211,14 @@ async def _close(world: World, producer: Producer) -> None:
 
 
 async def _settled(world: World) -> None:
-    """Whatever was late arrives; brokers end what nobody ended."""
+    """Wait until late data has arrived and brokers have aborted abandoned transactions."""
     if world.plan.is_transactional:
         await asyncio.sleep(world.plan.transaction_timeout_ms / 1000 + 30)
     await asyncio.sleep(10)
 
 
 async def _nothing_is_left(world: World, producer: Producer) -> None:
-    """After close(): no task, no socket, no timer, no reserved byte."""
+    """Check that close() has left no task, no socket, no timer and no reserved byte."""
     found: list[Any] = [
         task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("aioproducer")
     ]
@@ -234,11 +237,11 @@ async def _nothing_is_left(world: World, producer: Producer) -> None:
         if broker.connection_count
     ]
     if found:
-        world.history.problems.append(f"close() has left {', '.join(found)}")
+        world.history.problems.append(f"close() left {', '.join(found)}")
 
 
 def main() -> int:
-    """Play one run, or all kinds of one seed."""
+    """Play one run, or one seed with all kinds."""
     *kinds, seed = sys.argv[1:]
     failed = False
     for kind in kinds or KINDS:

@@ -39,7 +39,7 @@ async def a_leader_falls_silent_with_five_batches_in_flight(stage: Stage) -> Non
 
 
 @scenario("M3", partitions=4)
-async def the_first_batch_is_refused_and_its_successors_would_be_taken(stage: Stage) -> None:
+async def the_first_batch_is_rejected_and_its_successors_would_be_accepted(stage: Stage) -> None:
     for index in range(4):
         stage.faults.add(PRODUCE, error=Code.NOT_LEADER_OR_FOLLOWER, topic=TOPIC, partition=index)
         await stage.delivered(await stage.send(8, partition=index))
@@ -52,7 +52,7 @@ async def a_leader_changes_before_the_append_is_replicated(stage: Stage) -> None
         stage.cluster.hold_replication(TOPIC, 0)
         records = await stage.send(4)
         await asyncio.sleep(0.05)
-        stage.cluster.move_leader(TOPIC, 0, to)  # what was not replicated is gone
+        stage.cluster.move_leader(TOPIC, 0, to)  # records that were not replicated are lost
         stage.cluster.release_replication(TOPIC, 0)
         await stage.delivered(records)
         assert sum(len(numbers) for numbers in stage.history.truncated.values()) > 0
@@ -67,11 +67,11 @@ async def a_partition_has_no_leader_for_a_minute(stage: Stage) -> None:
     await asyncio.sleep(60)
     stage.partition().move_leader(0)
     await stage.delivered(records)
-    assert stage.requests() - requests <= 12, "nothing was sent to nobody"
+    assert stage.requests() - requests <= 12, "requests were sent without a leader"
 
 
 @scenario("M10", max_block_ms=2000)
-async def a_topic_that_nobody_knows_keeps_no_other_waiting(stage: Stage) -> None:
+async def an_unknown_topic_does_not_delay_the_others(stage: Stage) -> None:
     waiting = asyncio.ensure_future(stage.producer.send("nowhere", b"-1"))
     began = stage.loop.time()
     await stage.warm_up()
@@ -91,7 +91,7 @@ async def a_topic_is_deleted_while_records_are_on_their_way(stage: Stage) -> Non
 
 
 @scenario("M13", "M16", partitions=3)
-async def a_topic_is_made_anew_with_more_or_fewer_partitions(stage: Stage) -> None:
+async def a_topic_is_re_created_with_more_or_fewer_partitions(stage: Stage) -> None:
     await stage.warm_up(3)
     for count in (5, 2, 3):
         records = await stage.send(5, partition=1)
@@ -114,7 +114,7 @@ async def a_topic_vanishes_from_the_metadata_for_a_while(stage: Stage) -> None:
         records += await stage.send(3)
         await stage.delivered(records)
     epochs = {batch.header.producer_epoch for batch in stage.cluster.batches(TOPIC, 0)}
-    assert epochs == {0}, "the numbers went on"
+    assert epochs == {0}, "the numbers continue"
 
 
 @scenario("M15", metadata_max_age_ms=500)
@@ -148,7 +148,7 @@ async def leader_epochs_go_backwards_after_a_restore(stage: Stage) -> None:
         stage.stop(node)
     records = await stage.send(3)
     await asyncio.sleep(10)
-    # The controllers were restored from a snapshot; the logs are those that they were.
+    # The controllers were restored from a snapshot; the logs are unchanged.
     stage.partition().leader_epoch = 0
     for node in (0, 1):
         await stage.start(node)
@@ -164,7 +164,7 @@ async def a_partition_moves_to_other_brokers(stage: Stage) -> None:
     records = []
     for old, new in ((0, 1), (1, 2), (2, 0)):
         records += await stage.send(3)
-        partition.replicas = (old, new)  # the new one has yet to catch up
+        partition.replicas = (old, new)  # the new replica must catch up first
         await asyncio.sleep(stage.random.uniform(0, 0.05))
         stage.cluster.set_isr(TOPIC, 0, [old, new])
         records += await stage.send(3)
@@ -233,7 +233,7 @@ async def a_batch_in_doubt_is_too_large_at_its_second_attempt(stage: Stage) -> N
 
 
 @scenario("B11", batch_size=16_384, linger_ms=5)
-async def two_records_of_ten_are_refused_and_the_innocent_go_again(stage: Stage) -> None:
+async def two_records_of_ten_are_rejected_and_the_others_are_sent_again(stage: Stage) -> None:
     partition = stage.partition()
     partition.config = partition.config.changed({"cleanup.policy": "compact"})
     records = [await stage._send_one(0, 10, None, {"key": None if n in (3, 7) else b"k"}) for n in range(10)]
@@ -250,7 +250,7 @@ async def a_batch_arrives_damaged_twice(stage: Stage) -> None:
 
 
 @scenario("B16")
-async def the_right_to_write_is_taken_and_given_back(stage: Stage) -> None:
+async def permission_to_write_is_revoked_and_restored(stage: Stage) -> None:
     await stage.warm_up()
     denial = stage.cluster.authorizer.deny(Operation.WRITE, topic=TOPIC)
     assert await stage.told(await stage.send(2)) == [Told.NOT_PERSISTED] * 2
@@ -325,7 +325,7 @@ async def batches_in_flight_expire_and_the_next_ones_arrive(stage: Stage) -> Non
 
 
 @scenario("S9", request_timeout_ms=300, delivery_timeout_ms=400)
-async def the_bytes_of_an_expired_batch_stay_what_they_were(stage: Stage) -> None:
+async def the_bytes_of_an_expired_batch_do_not_change(stage: Stage) -> None:
     await stage.warm_up()
     stage.cluster.freeze_broker(0)
     records = await stage.send(4, size=50_000)
@@ -355,7 +355,7 @@ async def sequences_wrap_within_a_batch_and_under_faults(stage: Stage) -> None:
     await stage.warm_up()
     (queue,) = stage.producer._accumulator._queues.values()
     assert queue.sequence is not None
-    # As if so much had been sent before: the broker's memory of it is moved too.
+    # As if so many records had been sent; the broker forgets the producer, so it accepts the new numbers.
     queue.sequence.next_sequence = LAST_SEQUENCE - 5
     stage.partition().log.producers.clear()
     await stage.delivered(await stage.send())
@@ -404,7 +404,7 @@ async def close_without_patience_while_everything_is_retried(stage: Stage) -> No
 
 
 @scenario("Z8", "Z9", brokers=3, partitions=3, buffer_memory=1_000_000)
-async def one_broker_of_three_is_dead_and_the_others_go_on(stage: Stage) -> None:
+async def one_broker_of_three_is_dead_and_the_others_work(stage: Stage) -> None:
     await stage.warm_up(3)
     stage.cluster.freeze_broker(0)
     await stage.send(5, partition=0)
@@ -427,7 +427,7 @@ async def records_of_the_largest_size_and_one_byte_more(stage: Stage) -> None:
 
 
 @scenario("Z3")
-async def nothing_for_a_key_and_ten_thousand_headers(stage: Stage) -> None:
+async def empty_keys_and_ten_thousand_headers(stage: Stage) -> None:
     headers = [(f"h{number}", b"" if number % 2 else None) for number in range(10_000)]
     for more in ({"key": b""}, {"key": None}, {"headers": headers}, {"headers": []}):
         await stage.delivered(await stage.send(2, **more))

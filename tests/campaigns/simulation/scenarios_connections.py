@@ -18,14 +18,14 @@ PRODUCE = ApiKey.PRODUCE
 
 
 def _rename(stage: Stage, *names: str, **more: Any) -> Producer:
-    """A producer of its own whose bootstrap addresses are these names, each for the first broker's port."""
+    """Return another producer whose bootstrap addresses are these names, each with the first broker's port."""
     servers = [f"{name}:{stage.port()}" for name in names]
     producer = stage.world.producer("other", bootstrap_servers=servers, **more)
     return producer
 
 
 @scenario("C1", starts=False)
-async def nobody_listens_at_the_start(stage: Stage) -> None:
+async def no_broker_listens_at_the_start(stage: Stage) -> None:
     stage.stop(0)
     began = stage.loop.time()
 
@@ -46,7 +46,7 @@ async def the_first_bootstrap_server_is_down_the_second_is_up(stage: Stage) -> N
 
 
 @scenario("C3")
-async def a_name_that_does_not_exist_begins_to(stage: Stage) -> None:
+async def a_name_that_does_not_exist_is_created(stage: Stage) -> None:
     stage.network.names["kafka"] = ()
     stage.world.later(2.0, lambda: stage.network.names.update(kafka=("127.0.0.1",)))
     began = stage.loop.time()
@@ -58,12 +58,12 @@ async def a_name_that_does_not_exist_begins_to(stage: Stage) -> None:
 
 
 @scenario("C4", brokers=2)
-async def a_slow_name_server_keeps_nobody_else_waiting(stage: Stage) -> None:
+async def a_slow_name_server_does_not_delay_open_connections(stage: Stage) -> None:
     await stage.warm_up()
     stage.network.lookup_delay = 30.0
     before = stage.loop.time()
     await stage.delivered(await stage.send(20))
-    assert stage.loop.time() - before < 1, "connections that are open need no names"
+    assert stage.loop.time() - before < 1, "open connections need no lookups"
     stage.network.lookup_delay = 0.0
 
 
@@ -81,7 +81,7 @@ async def the_first_address_of_a_name_is_dead_or_unreachable(stage: Stage) -> No
 @scenario(
     "C8", socket_connection_setup_timeout_ms=1000, socket_connection_setup_timeout_max_ms=2000, starts=False
 )
-async def connection_attempts_that_nobody_answers_end_with_their_time_out(stage: Stage) -> None:
+async def unanswered_connection_attempts_end_with_their_time_out(stage: Stage) -> None:
     stage.network.hold(stage.port())
     began = stage.loop.time()
 
@@ -93,7 +93,7 @@ async def connection_attempts_that_nobody_answers_end_with_their_time_out(stage:
 
 
 @scenario("C9", "M18", delivery_timeout_ms=60_000)
-async def a_broker_that_refuses_is_asked_more_and_more_slowly(stage: Stage) -> None:
+async def a_broker_that_refuses_connections_is_tried_less_and_less_often(stage: Stage) -> None:
     await stage.warm_up()
     before = stage.failed_connects
     stage.stop(0)
@@ -178,11 +178,11 @@ async def an_answer_comes_a_byte_at_a_time(stage: Stage) -> None:
     stage.faults.add(PRODUCE, trickle=1, trickle_pause=1.0)
     began = stage.loop.time()
     await stage.delivered(await stage.send())
-    assert 1.0 <= stage.loop.time() - began < 3, "the time-out is the request's, not that of a read"
+    assert 1.0 <= stage.loop.time() - began < 3, "the time-out is for the whole request, not for each read"
 
 
 @scenario("C18", max_request_size=1_048_576, buffer_memory=2_000_000)
-async def a_broker_reads_nothing_and_the_buffer_keeps_its_bound(stage: Stage) -> None:
+async def a_broker_reads_nothing_and_the_buffer_stays_within_its_limit(stage: Stage) -> None:
     await stage.warm_up()
     stage.cluster.freeze_broker(0)
     records = await stage.send(18, size=100_000)
@@ -225,7 +225,7 @@ async def thirty_producers_do_not_come_back_at_once(stage: Stage) -> None:
     for producer in producers:
         await producer.close(timeout=5)
     assert all(delivery.done() for delivery in deliveries)
-    # They are not told apart in this history, so what they wrote is taken out again.
+    # This history does not distinguish them, so their records are removed again.
     stage.cluster.delete_topic("t")
     stage.history.incarnations.clear()
     assert max(times) < 20, times
@@ -238,7 +238,7 @@ async def an_answer_has_the_id_of_another_request(stage: Stage) -> None:
     for _ in range(4):
         stage.faults.add(PRODUCE, wrong_correlation_id=True, skip=stage.random.randrange(4))
         await stage.delivered(await stage.send(6))
-    assert stage.connections == connections + 4, "such a connection is not used again"
+    assert stage.connections == connections + 4, "each of these connections is replaced"
 
 
 @scenario("P15", partitions=3)
@@ -272,7 +272,7 @@ async def a_broker_comes_back_as_an_older_one(stage: Stage) -> None:
 
 
 @scenario("P21", kind=ACKS_0, brokers=2)
-async def without_acknowledgements_an_error_is_heard_as_a_close(stage: Stage) -> None:
+async def without_acknowledgements_an_error_shows_as_a_closed_connection(stage: Stage) -> None:
     await stage.warm_up()
     refreshes = stage.requests(ApiKey.METADATA)
     stage.cluster.move_leader("t", 0, 1)
@@ -281,11 +281,11 @@ async def without_acknowledgements_an_error_is_heard_as_a_close(stage: Stage) ->
     assert stage.requests(ApiKey.METADATA) > refreshes
     await stage.send(3)
     await asyncio.sleep(1)
-    assert stage.requests(node=1) > 0, "the new leader has been found"
+    assert stage.requests(node=1) > 0, "the new leader was not found"
 
 
 @scenario("P22", kind=ACKS_0, versions="azure-event-hubs")
-async def without_acknowledgements_the_broker_answers_all_the_same(stage: Stage) -> None:
+async def without_acknowledgements_the_broker_answers_anyway(stage: Stage) -> None:
     for _ in range(5):
         await stage.send(3)
         await asyncio.sleep(0.5)
@@ -293,7 +293,7 @@ async def without_acknowledgements_the_broker_answers_all_the_same(stage: Stage)
 
 
 @scenario("P23", "P24")
-async def a_throttled_producer_keeps_still_and_tries_nothing_twice(stage: Stage) -> None:
+async def a_throttled_producer_waits_and_sends_nothing_twice(stage: Stage) -> None:
     await stage.warm_up()
     stage.faults.add(PRODUCE, throttle_ms=3000)
     await stage.delivered(await stage.send())
@@ -310,7 +310,7 @@ async def the_leader_is_at_another_address_after_a_restart(stage: Stage) -> None
     stage.stop(0)
     await asyncio.sleep(0.1)
     await broker.wait_stopped()
-    broker.port = 0  # another one is taken
+    broker.port = 0  # another port is chosen
     await stage.start(0)
     stage.cluster.move_leader("t", 0, 0)
     await stage.delivered(await stage.send(3))

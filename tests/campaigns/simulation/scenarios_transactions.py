@@ -39,7 +39,7 @@ ONLY_TRANSACTIONS = (
     ApiKey.TXN_OFFSET_COMMIT,
     ApiKey.INIT_PRODUCER_ID,
 )
-"""What a broker without transactions does not know."""
+"""APIs that a broker without transactions does not offer."""
 RPCS = {
     "find the coordinator": ApiKey.FIND_COORDINATOR,
     "init": ApiKey.INIT_PRODUCER_ID,
@@ -51,7 +51,7 @@ RPCS = {
 
 
 def both(*ids: str, brokers: int = 3, **more: object) -> Callable[[Play], Play]:
-    """A scenario for transactions v1 and for v2."""
+    """Register a scenario for transactions v1 and for v2."""
 
     def register(play: Play) -> Play:
         for kind in (V1, V2):
@@ -62,7 +62,7 @@ def both(*ids: str, brokers: int = 3, **more: object) -> Callable[[Play], Play]:
 
 
 async def _with_offsets(stage: Stage) -> None:
-    """A transaction with a record and with offsets."""
+    """Play a transaction with records and offsets."""
     transaction = await stage.begin()
     records = await stage.send(2)
     await stage.send_offsets({TopicPartition(TOPIC, 0): transaction.number + 1})
@@ -77,8 +77,8 @@ async def the_coordinator_dies_before_or_after_each_request(stage: Stage) -> Non
         for late in (False, True):
             stage.faults.add(api, down_for=1.0, after_append=late)
             if api is ApiKey.INIT_PRODUCER_ID:
-                # Not left for the next epoch of v1: a coordinator that starts again has forgotten the epoch before,
-                # and takes a repetition of that request for one of a fenced producer.
+                # Don't leave this request to the next epoch of v1: a coordinator that restarts has forgotten the
+                # epoch before, and treats a repetition of the request like one of a fenced producer.
                 await stage.producer.init_transactions()
             await _with_offsets(stage)
             await asyncio.sleep(1.5)
@@ -103,7 +103,7 @@ async def the_coordinator_reads_its_log_for_half_a_minute(stage: Stage) -> None:
 
 
 @both("T4", max_block_ms=60_000)
-async def the_markers_take_their_time(stage: Stage) -> None:
+async def the_markers_are_slow(stage: Stage) -> None:
     await stage.transact()
     for _ in range(3):
         stage.cluster.transactions.hold_markers()
@@ -163,7 +163,7 @@ async def a_commit_of_the_last_transaction_arrives_in_the_next_one(stage: Stage)
 
 
 @both("T8")
-async def a_commit_is_answered_with_an_error_that_says_nothing(stage: Stage) -> None:
+async def a_commit_is_answered_with_an_unknown_server_error(stage: Stage) -> None:
     for late in (False, True):
         if late:
             stage.faults.add(END_TXN, error=Code.UNKNOWN_SERVER_ERROR, after_append=True)
@@ -177,7 +177,7 @@ async def a_commit_is_answered_with_an_error_that_says_nothing(stage: Stage) -> 
 
 
 @both("T9", "T17")
-async def a_record_fails_and_the_commit_is_refused(stage: Stage) -> None:
+async def a_record_fails_and_the_commit_is_rejected(stage: Stage) -> None:
     await stage.transact()
     await stage.begin()
     stage.faults.add(PRODUCE, error=Code.POLICY_VIOLATION)
@@ -258,7 +258,7 @@ async def the_brokers_forget_the_transactional_id(stage: Stage) -> None:
 
 
 @both("T15", partitions=3)
-async def the_topic_of_one_partition_is_forbidden(stage: Stage) -> None:
+async def writing_to_the_topic_is_forbidden(stage: Stage) -> None:
     await stage.transact()
     denial = stage.cluster.authorizer.deny(Operation.WRITE, topic=TOPIC)
     await stage.begin()
@@ -271,7 +271,7 @@ async def the_topic_of_one_partition_is_forbidden(stage: Stage) -> None:
 
 
 @scenario("T16", kind=V1, brokers=3, request_timeout_ms=500)
-async def the_answer_to_add_partitions_is_lost_and_then_comes_an_abort(stage: Stage) -> None:
+async def the_answer_to_add_partitions_is_lost_and_the_transaction_is_aborted(stage: Stage) -> None:
     await stage.transact()
     stage.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, drop_after_append=True)
     await stage.begin()
@@ -294,7 +294,7 @@ async def an_empty_transaction_costs_nothing(stage: Stage) -> None:
 
 
 @both("T19", max_block_ms=10_000)
-async def the_level_of_transactions_changes_while_the_producer_lives(stage: Stage) -> None:
+async def the_level_of_transactions_changes_while_the_producer_runs(stage: Stage) -> None:
     await stage.transact()
     for level in (1, 2, 1, 2):
         await stage.begin()
@@ -364,7 +364,7 @@ async def the_metadata_of_an_offset_is_too_large(stage: Stage) -> None:
     await stage.begin()
     records = await stage.send()
     for text, kind in (("x" * 4097, InvalidRecordError), ("\U0001f41e" * 3000, KafkaError)):
-        # Brokers count UTF-16 units; what is too much for them only they say.
+        # Brokers count UTF-16 units, so only they can reject the second text.
         error = await stage.raises(
             kind,
             stage.producer.send_offsets_to_transaction(
@@ -439,11 +439,11 @@ async def close_within_a_transaction(stage: Stage) -> None:
     transaction.ended = Ended.ABORTED
     await stage.producer.close()
     partition = stage.partition()
-    assert partition.last_stable_offset == partition.log.end_offset, "readers need not wait for a time-out"
+    assert partition.last_stable_offset == partition.log.end_offset, "readers would wait for a time-out"
 
 
 @both("T28")
-async def the_right_to_the_transactional_id_is_taken_and_given_back(stage: Stage) -> None:
+async def permission_for_the_transactional_id_is_revoked_and_restored(stage: Stage) -> None:
     await stage.transact()
     denial = stage.cluster.authorizer.deny(Operation.WRITE, transactional_id="the-id")
     await stage.begin()
@@ -458,7 +458,7 @@ async def the_right_to_the_transactional_id_is_taken_and_given_back(stage: Stage
 
 
 @both("T30", transaction_timeout_ms=2000, max_block_ms=1000, request_timeout_ms=300)
-async def a_transaction_whose_end_nobody_hears_keeps_no_reader_waiting(stage: Stage) -> None:
+async def a_transaction_whose_end_is_lost_does_not_block_readers(stage: Stage) -> None:
     transaction = await stage.begin()
     await stage.delivered(await stage.send(2))
     stage.faults.add(END_TXN, drop_before=True, count=1000)
@@ -470,7 +470,7 @@ async def a_transaction_whose_end_nobody_hears_keeps_no_reader_waiting(stage: St
 
 
 @scenario("T31", kind=V1, starts=False)
-async def a_cluster_knows_no_transactions(stage: Stage) -> None:
+async def a_cluster_does_not_offer_transactions(stage: Stage) -> None:
     broker = stage.cluster.broker(0)
     without = {api: spoken for api, spoken in broker.release.versions.items() if api not in ONLY_TRANSACTIONS}
     broker.release = replace(broker.release, versions=without)

@@ -1,8 +1,8 @@
-"""Many seeds, one after the other, until the number is reached, a time has passed, or Ctrl-C.
+"""Plays many seeds, until the number is reached, a time has passed, or you press Ctrl-C.
 
     python -m tests.campaigns.simulation.soak --schedules 100000 --seed 1 --processes 2
 
-Prints counts per outcome and per kind of fault, and for each finding the command that plays it again."""
+Prints counts per outcome and per kind of fault, and for each finding the command that replays it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.campaigns.simulation.run import replay, run
 
 FINDINGS_SHOWN = 20
 SHARE = 4
-"""Seeds that a process plays before it reports."""
+"""The number of seeds that a process plays before it reports."""
 
 
 @dataclass
 class Tally:
-    """What many runs have come to."""
+    """The results of many runs."""
 
     schedules: int = 0
     undisturbed: int = 0
-    """Of them, those in which nothing went wrong and nobody was impatient."""
+    """The number of runs without faults and impatient users."""
     gapless: int = 0
-    """Of them, those with enable_gapless_order."""
+    """The number of runs with enable_gapless_order."""
     endless: int = 0
-    """Of them, those with enable_endless_retries."""
+    """The number of runs with enable_endless_retries."""
     records: int = 0
     told: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Tally:
     findings: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take in what others have counted."""
+        """Add the results of another tally."""
         self.schedules += other.schedules
         self.undisturbed += other.undisturbed
         self.gapless += other.gapless
@@ -58,7 +58,7 @@ class Tally:
 
 
 def play(kinds: tuple[str, ...], seeds: range) -> Tally:
-    """All kinds with all seeds, in this process."""
+    """Play all kinds with all seeds in this process."""
     tally = Tally()
     for seed in seeds:
         for kind in kinds:
@@ -91,7 +91,7 @@ def _shares(first: int, count: int, size: int) -> Iterator[range]:
 
 
 def report(tally: Tally, took: float) -> str:
-    """All counts as text."""
+    """Return all counts as text."""
     share = 100 * tally.undisturbed / max(tally.schedules, 1)
     lines = [
         f"{tally.schedules} schedules, {tally.records} records, {tally.virtual_seconds / 3600:.1f} virtual hours "
@@ -113,15 +113,15 @@ def report(tally: Tally, took: float) -> str:
 
 
 def main() -> int:
-    """The exit status: 0 if every promise was kept."""
+    """Run the command; return exit status 0 if every promise was kept."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.simulation.soak", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--schedules", type=int, default=1000, help="how many runs, of all kinds together")
-    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this workload; may be repeated")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     arguments = parser.parse_args()
     kinds = tuple(arguments.kind or KINDS)
     seeds = max(arguments.schedules // len(kinds), 1)
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def ignore_interrupt() -> None:
-    """Ctrl-C is for the process that prints; the others finish what they have begun."""
+    """Ignore Ctrl-C, which is for the process that prints; the others finish the share that they have begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

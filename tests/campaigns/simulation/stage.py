@@ -1,6 +1,6 @@
-"""Where a scenario of the fault catalogue is played: a cluster, a producer, virtual time, and an oracle.
+"""The environment of a scenario of the fault catalogue: a cluster, a producer, virtual time, and an oracle.
 
-A scenario is a coroutine function that is registered under the ids of the catalogue that it stands for."""
+A scenario is a coroutine function that is registered under the ids of its faults in the catalogue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 SETTINGS: dict[str, Any] = {
     "linger_ms": 0,
-    "batch_size": 1,  # each record has a batch of its own
+    "batch_size": 1,  # each record has its own batch
     "request_timeout_ms": 1000,
     "delivery_timeout_ms": 20_000,
     "max_block_ms": 5000,
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Stage:
-    """What a scenario may use."""
+    """The objects and calls that a scenario may use."""
 
     def __init__(self, world: World, producer: Producer, random: Random) -> None:
         self.world = world
@@ -53,7 +53,7 @@ class Stage:
     # Records
 
     async def send(self, count: int = 1, *, partition: int = 0, size: int = 10, **more: Any) -> list[Sent]:
-        """Send records and note what becomes of them; what `send` raises is noted, too."""
+        """Send records and record their results, including exceptions of `send`."""
         transaction = self.history.transactions[-1] if self.history.transactions else None
         return [await self._send_one(partition, size, transaction, more) for _ in range(count)]
 
@@ -83,19 +83,20 @@ class Stage:
         return sent
 
     async def told(self, records: list[Sent]) -> list[Told]:
-        """What became of them, once it is known of all."""
+        """Wait for the results of these records, and return them."""
         waiting = [sent.delivery for sent in records if sent.delivery is not None]
         if waiting:
             await asyncio.wait(waiting)
         return [sent.told for sent in records]
 
     async def delivered(self, records: list[Sent]) -> None:
-        """All of them have to be acknowledged."""
+        """Check that all of them are acknowledged."""
         told = await self.told(records)
         assert set(told) <= {Told.ACKNOWLEDGED}, [(sent.told, sent.error) for sent in records]
 
     async def warm_up(self, partitions: int = 1) -> None:
-        """One record for each partition: the producer is known there, and five batches may be in flight."""
+        """Send one record to each partition: afterwards its leader knows the producer, and five batches may be in
+        flight."""
         for partition in range(partitions):
             await self.delivered(await self.send(partition=partition))
 
@@ -108,17 +109,17 @@ class Stage:
         return self.cluster.broker(node).port
 
     def requests(self, api: ApiKey = ApiKey.PRODUCE, node: int | None = None) -> int:
-        """How many requests of one kind the brokers have read."""
+        """Return how many requests of one kind the brokers have read."""
         return len(self.cluster.requests_of(api, node))
 
     @property
     def connections(self) -> int:
-        """How often the producer has connected."""
+        """The number of connections that the producer has made."""
         return sum(node.connects for node in self.producer.metrics().nodes)
 
     @property
     def failed_connects(self) -> int:
-        """How often it has tried in vain."""
+        """The number of failed connection attempts."""
         nodes = self.producer._metrics.nodes.values()
         return sum(node.connect_failures for node in nodes)
 
@@ -132,14 +133,14 @@ class Stage:
     # Transactions
 
     async def begin(self) -> SimulatedTransaction:
-        """A transaction; what is sent from now on belongs to it."""
+        """Begin a transaction; records sent from now on belong to it."""
         transaction = SimulatedTransaction(len(self.history.transactions))
         await self.producer.begin_transaction()
         self.history.transactions.append(transaction)
         return transaction
 
     async def commit(self) -> None:
-        """Commit it; an error is noted and raised."""
+        """Commit the transaction; record and raise any error."""
         transaction = self.history.transactions[-1]
         transaction.ended = Ended.UNKNOWN
         try:
@@ -152,7 +153,7 @@ class Stage:
         transaction.ended = Ended.COMMITTED
 
     async def send_offsets(self, offsets: dict[TopicPartition, int]) -> None:
-        """Positions of the group that are committed with the transaction."""
+        """Send positions of the group that are committed with the transaction."""
         self.history.transactions[-1].offsets.update(offsets)
         await self.producer.send_offsets_to_transaction(offsets, self.world.plan.group)
 
@@ -161,14 +162,14 @@ class Stage:
         await self.producer.abort_transaction()
 
     async def transact(self, count: int = 1, partition: int = 0) -> None:
-        """One whole transaction that has to succeed."""
+        """Play one whole transaction, which must succeed."""
         await self.begin()
         records = await self.send(count, partition=partition)
         await self.commit()
         await self.delivered(records)
 
     async def raises(self, kind: type[BaseException], waited_for: Awaitable[T]) -> Any:
-        """It has to raise this; the error."""
+        """Check that this exception is raised, and return it."""
         try:
             result = await waited_for
         except kind as error:
@@ -181,7 +182,7 @@ Play = Callable[[Stage], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario and the stage that it needs."""
+    """A scenario and the environment that it needs."""
 
     ids: tuple[str, ...]
     play: Play
@@ -192,7 +193,7 @@ class Scenario:
     versions: str = "4.1"
     min_insync_replicas: int = 1
     starts: bool = True
-    """The producer is started before."""
+    """True if the producer is started before the scenario."""
 
     @property
     def name(self) -> str:
@@ -210,7 +211,7 @@ class Scenario:
             faults=[],
             close="drain",
             close_at=None,
-            cancels=0.1,  # it is disturbed, by what the scenario does
+            cancels=0.1,  # it counts as disturbed, by what the scenario does
             transaction_timeout_ms=settings.get("transaction_timeout_ms", 60_000),
         )
 
@@ -221,7 +222,7 @@ SCENARIOS: list[Scenario] = []
 def scenario(
     *ids: str, kind: str = IDEMPOTENT, brokers: int = 1, partitions: int = 1, **more: Any
 ) -> Callable[[Play], Play]:
-    """Register a scenario under the ids of the catalogue; other keywords are fields of Scenario, or settings."""
+    """Register a scenario under ids of the catalogue. Other keywords are fields of Scenario, or settings."""
     fields = {name: more.pop(name) for name in ("versions", "min_insync_replicas", "starts") if name in more}
 
     def register(play: Play) -> Play:

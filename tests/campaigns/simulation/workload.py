@@ -1,4 +1,4 @@
-"""What the users of a simulated producer do: tasks that send, wait, cancel and flush, and transactions."""
+"""The users of a simulated producer: tasks that send, wait, cancel and flush, and transactions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.campaigns.simulation.plan import V1, V2
 from tests.campaigns.simulation.world import GROUP_PARTITIONS, World
 
 RECOVERY = 15.0
-"""Seconds after the last fault within which everything works again: the longest back-off, metadata age and request
-time-out of any plan follow each other in it."""
+"""Seconds after the last fault within which everything works again: longer than any plan's longest back-off, metadata
+age and request time-out together."""
 
 PLACES = [TopicPartition(TOPIC, 0), *(TopicPartition(READ_FROM, index) for index in range(GROUP_PARTITIONS))]
-"""Where a consumer group may have a position."""
+"""Partitions in which the consumer group may have a position."""
 
 MOST_ROWS = 12
-"""Of one `send_many`."""
+"""The maximum number of rows in one `send_many`."""
 
 MOST_ATTEMPTS = 40
-"""How often a transactional call is made again before its user gives up."""
+"""How often a user repeats a transactional call before giving up."""
 
 
 class Workload:
@@ -49,15 +49,16 @@ class Workload:
         self._max_block = self._plan.settings["max_block_ms"] / 1000
         self._delivery_timeout = self._plan.settings["delivery_timeout_ms"] / 1000
         self._partitions: list[int] = []
-        """Those that may be written to while others have a writer of their own; empty: all, as the plan says."""
+        """The partitions that may be written to while a participant writes to the others; empty for all, as the plan
+        says."""
 
     async def run(self) -> None:
-        """Until everything is sent, or the producer is closed."""
+        """Work until everything is sent or the producer is closed."""
         if self._plan.is_transactional:
             try:
                 await self._run_transactions()
             except asyncio.CancelledError:
-                self.problem("a transactional call was cancelled, and by nobody")
+                self.problem("a transactional call was cancelled, but not by a user")
         else:
             await self._run_tasks(None)
 
@@ -115,13 +116,13 @@ class Workload:
             await asyncio.wait([delivery])
 
     async def _send_many(self, task: int, random: Random, transaction: SimulatedTransaction | None) -> None:
-        """Several records in one call, which is sometimes cancelled, or has a timeout of its own."""
+        """Send several records in one call, which is sometimes cancelled or has its own timeout."""
         rows = [self._record(task, random, transaction) for _ in range(random.randint(1, MOST_ROWS))]
         columns = {
             f"{name}s".replace("_mss", "s"): [record[name] for _, record in rows] for name in rows[0][1]
         }
         for sent, _ in rows:
-            sent.call_due += self._max_block * len(rows)  # it waits for room as often as it takes
+            sent.call_due += self._max_block * len(rows)  # it may wait for room for each row
         timeout = None
         if transaction is None and self._plan.cancels and random.random() < 0.5:
             timeout = random.choice([0.001, 0.05, 1.0])
@@ -150,7 +151,7 @@ class Workload:
                 self._refused(sent, error)
                 sent.buffered_at = (
                     self._loop.time()
-                )  # no exception says so: its transaction can't be committed
+                )  # no exception was raised: its transaction can't be committed
             else:
                 self._take(sent, delivery, timeout)
         if random.random() < 0.3:
@@ -162,7 +163,7 @@ class Workload:
         plan, now = self._plan, self._loop.time()
         number = len(self.world.history.sent)
         filler = random.randint(*plan.sizes)
-        # Half of it can be compressed.
+        # Half of the value can be compressed.
         value = (b"%d " % number) + random.randbytes(filler // 2) + bytes(filler - filler // 2)
         record: dict[str, Any] = {"value": value, "timestamp_ms": int(self.world.wall_time() * 1000)}
         partition = None
@@ -207,7 +208,7 @@ class Workload:
         self.world.history.problems.append(sentence)
 
     async def go_on(self) -> None:
-        """Nothing is wrong any more: every partition takes a record within RECOVERY seconds."""
+        """Check after the last fault that every partition accepts a record within RECOVERY seconds."""
         began = self._loop.time()
         failed: BaseException | None = None
         while self._loop.time() < began + RECOVERY:
@@ -277,7 +278,8 @@ class Workload:
                 )
 
     async def _write_and_end(self, transaction: SimulatedTransaction, random: Random) -> None:
-        """Write and commit, or leave the abort to what begins the next one; some are shared with other producers."""
+        """Write and commit, or leave the abort to the next _begin(). Some transactions are shared with other
+        producers."""
         hand_off = self._plan.random(f"{self.label}/hand-off/{transaction.number}")
         is_exported = hand_off.random() < EXPORTED
         if is_exported:
@@ -296,7 +298,7 @@ class Workload:
             await self._commit(transaction, random)
 
     async def write(self, transaction: SimulatedTransaction, partitions: list[int]) -> None:
-        """Send what the plan says to these partitions only."""
+        """Send the plan's records to these partitions only."""
         self._partitions = partitions
         try:
             await self._run_tasks(transaction)
@@ -304,7 +306,8 @@ class Workload:
             self._partitions = []
 
     async def _send_offsets(self, transaction: SimulatedTransaction, random: Random) -> None:
-        """Positions of some partitions, in one call or two. They go back as often as forward, and none comes twice."""
+        """Send positions of some partitions, in one call or two. They may be lower than earlier ones; none is sent
+        twice."""
         chosen = random.sample(PLACES, random.randint(1, len(PLACES)))
         positions = {place: random.randrange(1000) * 1000 + transaction.number for place in chosen}
         first = random.randint(1, len(chosen))
@@ -315,7 +318,7 @@ class Workload:
             transaction.offsets.update(offsets)
             call = asyncio.ensure_future(self.producer.send_offsets_to_transaction(offsets, self._plan.group))
             if random.random() < self._plan.cancels:
-                # Once it has begun it goes on, and the end of the transaction waits for it.
+                # The request continues once it has begun, and the end of the transaction waits for it.
                 await asyncio.wait([call], timeout=random.choice([0.0001, 0.001, 0.1]))
                 if call.cancel():
                     continue
@@ -324,7 +327,7 @@ class Workload:
 
     async def _commit(self, transaction: SimulatedTransaction, random: Random) -> None:
         began = self._loop.time()
-        transaction.ended = Ended.UNKNOWN  # as long as nobody has said anything
+        transaction.ended = Ended.UNKNOWN  # until the commit is answered
         if random.random() < self._plan.cancels:
             try:
                 await self._impatient(self.producer.commit_transaction(), random)
@@ -344,7 +347,8 @@ class Workload:
             )
 
     async def _joined(self, transaction: SimulatedTransaction) -> None:
-        """A commit was cancelled and goes on; the same call joins it, or finds it at an end."""
+        """Repeat the call of a cancelled commit, which is still running: it joins that commit, or finds it
+        finished."""
         try:
             await self.producer.commit_transaction()
         except IllegalStateError as error:
@@ -357,13 +361,14 @@ class Workload:
         return self.producer._transaction.state
 
     def _check_version(self) -> None:
-        """Each transaction runs by the level that the cluster has finalized, if it has the same one all the time."""
+        """Check that the transaction uses the version that the cluster has finalized, if that does not change during
+        the run."""
         is_v2 = self.producer._transaction.is_v2
         if self._plan.upgraded_at is None and is_v2 is not (self._plan.kind == V2):
             self.problem(f"a transaction runs as {V2 if is_v2 else V1}, the cluster offers {self._plan.kind}")
 
     async def _begin(self) -> bool:
-        """Do whatever has to come before the next transaction; False if there will be none."""
+        """Do what is necessary before the next transaction. Return False if no transaction can begin."""
         for _ in range(MOST_ATTEMPTS):
             try:
                 if self._state is TransactionState.READY:

@@ -1,4 +1,4 @@
-"""The cluster, the producer and the faults of one run, and what the workload and the faults may do to them."""
+"""The cluster, the producers and the faults of one run, and the operations of the workload and the faults on them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.campaigns.simulation.plan import V1, Plan
 
 QUIET = Latency()
 GROUP_PARTITIONS = 3
-"""Of the topic that the consumer group reads."""
+"""The number of partitions of the topic that the consumer group reads."""
 
 
 class _Cluster(EmbeddedCluster):
-    """Faults that come too late for what they want do nothing."""
+    """A cluster in which late faults that no longer apply do nothing."""
 
     def move_leader(self, topic: str, partition: int, to_node: int) -> None:
         with suppress(ValueError, KeyError):
@@ -36,7 +36,7 @@ class _Cluster(EmbeddedCluster):
 
 
 class World:
-    """One run while it is under way."""
+    """The state of a run in progress."""
 
     def __init__(self, plan: Plan, history: History, loop: SimulatedLoop) -> None:
         self.plan = plan
@@ -44,17 +44,17 @@ class World:
         self.loop = loop
         self.scripted: list[tuple[str, Fault]] = []
         self.receipts: list[Receipt] = []
-        """Of each send_many; its errors are looked at when all is over."""
+        """The receipt of each send_many; its errors are read at the end."""
         self.counters: dict[str, list[Metrics]] = {}
-        """Of all producers, by client id."""
+        """The metrics of all producers, by client id."""
         self._wall_skew = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self._watching: list[asyncio.Task[None]] = []
-        """Of faults that wait for something."""
+        """The tasks of faults that wait for an event."""
         self._late_offsets: list[tuple[int, asyncio.Event]] = []
         """Held requests, each with the number of transactions that had begun when it was read."""
         self.wants_successor = asyncio.Event()
-        """A fault waits for the rival, which comes at once if the plan has one."""
+        """Set when a fault waits for the rival, which then begins at once, if the plan has one."""
         self.cluster = _Cluster(
             plan.brokers,
             min_insync_replicas=plan.min_insync_replicas,
@@ -74,30 +74,30 @@ class World:
         return self.loop.wall_time() + self._wall_skew
 
     def skip_wall_time(self, seconds: float) -> None:
-        """The brokers' clock goes ahead."""
+        """Move the brokers' clock ahead."""
         self._wall_skew += seconds
 
     def producer(self, label: str = "producer", **settings: Any) -> Producer:
-        """A producer that is not started."""
+        """Return a new producer, not yet started."""
         producer = Producer(**self.settings(client_id=label, **settings))
         return self.adopt(producer, label)
 
     def adopt(self, producer: Producer, label: str) -> Producer:
-        """Let all chances of a producer come from the plan, and its time from the simulation."""
+        """Take the producer's random numbers from the plan, and its time from the simulation."""
         producer._random.seed(f"{self.plan.kind}/{self.plan.seed}/{label}")
         producer._wall_clock = self.loop.wall_time
         self.counters.setdefault(producer._config.client_id, []).append(producer._metrics)
         return producer
 
     def settings(self, **settings: Any) -> dict[str, Any]:
-        """Those of the plan's producers; None leaves one out."""
+        """Return the settings of the plan's producers with these changes; None leaves one out."""
         known = {"bootstrap_servers": self.cluster.bootstrap_servers, **self.plan.settings, **settings}
         return {name: value for name, value in known.items() if value is not None}
 
     # Topics
 
     def create_topic(self) -> None:
-        """The topic that everybody writes to, also after it was deleted; with transactions, one to read from."""
+        """Create, or re-create, the topic that all producers write to; with transactions, also one to read from."""
         if TOPIC not in self.cluster.topics:
             self.watch(self.cluster.create_topic(TOPIC, self.plan.partitions, config=self._topic_config))
             self.history.incarnations.append(self.cluster.topics[TOPIC])
@@ -109,7 +109,7 @@ class World:
         return {"message.timestamp.type": "LogAppendTime"} if self.plan.log_append_time else {}
 
     def watch(self, topic: EmbeddedTopic) -> None:
-        """Note what leader changes cut off."""
+        """Record which records leader changes truncate."""
         for partition in topic.partitions:
             if "truncate" not in vars(partition.log):
                 vars(partition.log)["truncate"] = self._noting(partition)
@@ -125,7 +125,7 @@ class World:
         return noting
 
     def partitions(self) -> list[Partition]:
-        """Those of the topic, if it is there."""
+        """Return the topic's partitions, or those of its last incarnation if it is deleted."""
         topic = self.cluster.topics.get(TOPIC)
         return list(topic.partitions if topic is not None else self.history.incarnations[-1].partitions)
 
@@ -146,11 +146,11 @@ class World:
         self.fired("upgraded")
 
     def later(self, seconds: float, strike: Callable[[], object]) -> None:
-        """Unless everything is healed before."""
+        """Schedule a fault, unless heal() comes first."""
         self._timers.append(self.loop.call_later(seconds, strike))
 
     def watching(self, wait: Coroutine[Any, Any, None]) -> None:
-        """Let a fault wait for something, until everything is healed."""
+        """Let a fault wait for an event, until heal()."""
         self._watching.append(asyncio.create_task(wait, name="fault"))
 
     def hold_until_next_offsets(self, arrival: asyncio.Event) -> None:
@@ -158,7 +158,7 @@ class World:
         self._late_offsets.append((len(self.history.transactions), arrival))
 
     def offsets_were_sent(self) -> None:
-        """Offsets of the last transaction are at the group's coordinator: late ones of earlier transactions arrive."""
+        """Release held offsets of earlier transactions: the group coordinator has those of the last one."""
         begun = len(self.history.transactions)
         for number, arrival in self._late_offsets:
             if number < begun:
@@ -183,7 +183,7 @@ class World:
         self.history.fired[name] += 1
 
     def running(self) -> list[int]:
-        """The brokers that work."""
+        """Return the ids of the running brokers."""
         return [node.node_id for node in self.cluster.nodes if self.cluster.broker(node.node_id).is_running]
 
     def thaw(self, node: int) -> None:
@@ -205,7 +205,7 @@ class World:
         self.loop.network.latency = QUIET
 
     def deny(self, seconds: float) -> None:
-        """Nobody may write to the topic for a while."""
+        """Deny writes to the topic for a while."""
         denial = self.cluster.authorizer.deny(Operation.WRITE, topic=TOPIC)
 
         def withdraw() -> None:
@@ -215,7 +215,7 @@ class World:
         self.later(seconds, withdraw)
 
     async def heal(self) -> None:
-        """Nothing is wrong any more, and nothing will go wrong."""
+        """End all faults, and let no more strike."""
         for timer in self._timers:
             timer.cancel()
         for task in self._watching:

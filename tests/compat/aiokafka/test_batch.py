@@ -1,4 +1,4 @@
-"""Batches that are built by hand, through the compat producer."""
+"""Batches built by hand, through the compat producer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_batch_is_serialized_and_none_reaches_the_serializers():
         assert list(second.headers) == [("h", b"v")]
 
 
-async def test_a_value_that_is_not_bytes_is_a_type_error_and_a_serializers_error_is_its_own():
+async def test_a_value_that_is_not_bytes_is_a_type_error_and_a_serializers_error_is_raised_unchanged():
     async with aiokafka_producing() as (_, producer):
         with pytest.raises(TypeError):
             producer.create_batch().append(key=None, value="text", timestamp=None)

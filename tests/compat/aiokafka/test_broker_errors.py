@@ -9,7 +9,7 @@ import aiokafka.errors
 from aioproducer.compat.aiokafka import broker_errors, errors
 
 
-def test_the_class_of_a_code_is_aiokafkas():
+def test_the_class_of_a_code_is_that_of_aiokafka():
     for code in range(-1, 200):
         assert broker_errors.for_code(code).__name__ == aiokafka.errors.for_code(code).__name__
 

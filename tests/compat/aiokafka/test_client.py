@@ -35,7 +35,7 @@ def test_nothing_is_known_before_the_start():
     assert (seen.brokers(), seen.topics(), seen.partitions_for_topic("t")) == (set(), set(), None)
 
 
-async def test_a_health_check_asks_a_broker():
+async def test_a_health_check_sends_a_request_to_a_broker():
     async with aiokafka_producing() as (cluster, producer):
         await producer.partitions_for("t")
         before = len(cluster.requests_of(METADATA))

@@ -16,7 +16,7 @@ THEIRS = {
     if inspect.isclass(value) and issubclass(value, BaseException)
 }
 ALIASES = {"KafkaError", "IllegalStateError", "ProducerClosed", "RecordTooLargeError"}
-"""Names for which aioproducer's class is meant."""
+"""Names that are aliases of aioproducer's classes."""
 
 
 @pytest.mark.promise("Coming from other clients", "every name of aiokafka.errors can be imported")
@@ -28,7 +28,7 @@ def test_every_name_of_aiokafkas_errors_can_be_imported():
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_class_has_the_ancestors_the_code_and_the_retriability_of_aiokafkas(name):
+def test_a_class_has_the_ancestors_the_code_and_the_retriable_flag_of_aiokafkas(name):
     theirs, ours = THEIRS[name], getattr(errors, name)
 
     ancestors = {kind.__name__ for kind in theirs.__mro__} - {theirs.__name__}
@@ -43,12 +43,12 @@ def test_aliases_are_aioproducers_classes():
         assert getattr(errors, name) is getattr(aioproducer.errors, name)
 
 
-def test_names_for_one_code_are_one_class():
+def test_names_for_the_same_code_are_one_class():
     for name, theirs in THEIRS.items():
         assert getattr(errors, name) is getattr(errors, theirs.__name__)
 
 
-def test_an_error_of_the_users_own_tests_can_be_built():
+def test_a_users_test_can_create_an_error():
     error = errors.NotEnoughReplicasError("boom")
 
     assert str(error) == "boom"

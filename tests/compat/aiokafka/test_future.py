@@ -1,4 +1,4 @@
-"""The futures of the compat producer in asyncio's hands."""
+"""The futures of the compat producer, used with asyncio's functions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_every_way_to_wait_raises_aiokafkas_error(way):
             future.result()
 
 
-async def test_gather_with_exceptions_returns_aiokafkas_errors_beside_the_results():
+async def test_gather_with_exceptions_returns_aiokafkas_errors_among_the_results():
     async with aiokafka_producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION, partition=0)
 
@@ -136,7 +136,7 @@ async def test_a_future_without_a_result_says_so():
             future.exception()
 
 
-async def test_a_failure_that_is_not_looked_at_is_counted():
+async def test_an_unretrieved_failure_is_counted():
     async with aiokafka_producing() as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.POLICY_VIOLATION)
 

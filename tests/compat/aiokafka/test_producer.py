@@ -1,4 +1,5 @@
-"""What aiokafka's own tests check of its producer, checked of the compat producer on the embedded cluster."""
+"""Properties of aiokafka's producer that its own tests check, checked of the compat producer
+on the embedded cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from tests.support.producing import INIT_PRODUCER_ID, PRODUCE, until, values, wi
 from tests.support.scripted_broker import dead_port
 
 SHORT = {"request_timeout_ms": 300_000 * MS, "delivery_timeout_ms": 300_000 * MS, "linger_ms": 0}
-"""A record fails soon."""
+"""Settings with which records fail soon."""
 
 
 def as_json(value):
@@ -60,7 +61,7 @@ async def test_start_partitions_for_and_stop():
         assert not producer._closed
         assert "running" in repr(producer)
         await producer.stop()
-        await producer.stop()  # does no harm
+        await producer.stop()  # has no effect
         assert producer._closed
 
 
@@ -83,7 +84,7 @@ async def test_a_dropped_producer_warns_and_is_collected():
 
         assert reference() is None
         assert ["was not closed" in warning for warning in warned] == [True]
-        # It closes itself in its loop.
+        # The producer closes itself in its loop.
         await until(
             lambda: not any(task.get_name().startswith("aioproducer") for task in asyncio.all_tasks())
         )
@@ -121,7 +122,7 @@ async def test_async_with_delivers_also_when_an_exception_leaves_the_block():
         assert [record.value for record in cluster.records("t", 1)] == [b"value"]
 
 
-async def test_the_producer_behind_it_has_the_rest():
+async def test_the_producer_behind_it_has_all_other_calls():
     async with aiokafka_producing() as (cluster, producer):
         await (await producer.producer.send_many("t", [b"1", b"2"], partitions=[0, 1]))
 
@@ -130,7 +131,7 @@ async def test_the_producer_behind_it_has_the_rest():
         assert sorted(values(cluster, partition=0) + values(cluster, partition=1)) == [b"1", b"2"]
 
 
-async def test_a_double_can_take_the_place_of_the_producer(monkeypatch):
+async def test_a_double_can_replace_the_producer(monkeypatch):
     monkeypatch.setattr(producer_module.AIOKafkaProducer, "_make_producer", RecordingProducer)
 
     async with AIOKafkaProducer(value_serializer=as_json) as producer:
@@ -142,7 +143,7 @@ async def test_a_double_can_take_the_place_of_the_producer(monkeypatch):
 # ------------------------------------------------------------------------------------------------- records
 
 
-async def test_send_returns_where_the_record_is_and_raises_after_stop():
+async def test_send_returns_the_position_of_the_record_and_raises_after_stop():
     async with aiokafka_producing() as (_, producer):
         with pytest.raises(TypeError):
             await producer.send("t", "hello, Kafka!", partition=0)
@@ -211,7 +212,7 @@ async def test_none_reaches_the_serializers():
         ]
 
 
-async def test_what_a_serializer_raises_is_raised_and_nothing_is_sent():
+async def test_the_exception_of_a_serializer_is_raised_and_nothing_is_sent():
     class OwnError(Exception):
         pass
 
@@ -263,7 +264,7 @@ async def test_flush_waits_for_all_results():
         assert [future.done() for future in futures] == [True, True]
 
 
-async def test_the_metadata_has_the_records_time():
+async def test_the_metadata_has_the_timestamp_of_the_record():
     async with aiokafka_producing() as (cluster, producer):
         sent_at = time.time() * 1000
         by_clock = await producer.send_and_wait("t", b"text1", partition=0)
@@ -548,7 +549,7 @@ async def test_a_commit_sends_what_is_buffered():
         assert sum(len(cluster.records("t", number, committed=True)) for number in (0, 1)) == 12
 
 
-async def test_a_cancelled_commit_or_abort_ends_all_the_same():
+async def test_a_cancelled_commit_or_abort_is_still_completed():
     async with aiokafka_producing(transactional_id="id") as (cluster, producer):
         for end in (producer.commit_transaction, producer.abort_transaction):
             await producer.begin_transaction()
@@ -558,7 +559,7 @@ async def test_a_cancelled_commit_or_abort_ends_all_the_same():
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await within(3, end())  # joins the first
+            await within(3, end())  # joins the first call
 
         await producer.begin_transaction()
         await producer.abort_transaction()

@@ -1,4 +1,4 @@
-"""aiokafka's settings become aioproducer's: its defaults silently, what has no effect with a warning."""
+"""aiokafka's settings as aioproducer's: aiokafka's defaults without a warning, settings without effect with one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_setting_without_effect_warns_once_for_each_place():
     assert len(caught) == 1
 
 
-def test_what_was_left_out_has_aioproducers_default():
+def test_an_omitted_setting_has_aioproducers_default():
     config = AIOKafkaProducer().config
 
     assert (config.acks, config.enable_idempotence, config.linger, config.batch_size) == (
@@ -89,7 +89,7 @@ def test_a_transactional_id_turns_idempotence_on_as_in_aiokafka():
         ({"request_timeout_ms": 2000, "max_block_ms": 7000, "delivery_timeout_ms": 9000}, 7, 9),
     ],
 )
-def test_the_time_limit_of_a_request_also_limits_what_it_limits_in_aiokafka(settings, block, delivery):
+def test_the_request_timeout_also_limits_what_it_limits_in_aiokafka(settings, block, delivery):
     config = AIOKafkaProducer(**settings).config
 
     assert (config.max_block, config.delivery_timeout) == (block, pytest.approx(delivery))

@@ -1,4 +1,4 @@
-"""An error of aioproducer becomes an instance of the classes that aiokafka would have raised."""
+"""The translation of aioproducer's errors into instances of the classes that aiokafka would have raised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aioproducer.compat.aiokafka.translation import aiokafka_errors, translate
 
 
 def refused(code):
-    """What a broker's answer leaves in `last_error`."""
+    """Return the error that a broker's answer leaves in `last_error`."""
     return ours.BrokerError("refused", code=code, name="?")
 
 
@@ -31,7 +31,7 @@ def of_transaction(kind, cause=None, **facts):
 
 
 CASES = {
-    # The error of start().
+    # Errors of start().
     "no broker": (ours.BootstrapError("no"), ["KafkaConnectionError"]),
     "wrong password": (ours.AuthenticationError("no"), ["KafkaConnectionError", "AuthenticationFailedError"]),
     "no TLS": (ours.TlsError("no"), ["KafkaConnectionError", "AuthenticationFailedError"]),
@@ -40,7 +40,7 @@ CASES = {
         ["KafkaConnectionError", "UnsupportedSaslMechanismError", "AuthenticationMethodNotSupported"],
     ),
     "wrong setting": (ours.ConfigError("no"), ["KafkaConfigurationError", "ValueError"]),
-    # Those of send().
+    # Errors of send().
     "full buffer": (ours.BufferTimeoutError("full"), ["KafkaTimeoutError"]),
     "unknown topic": (ours.MetadataTimeoutError("?"), ["UnknownTopicOrPartitionError"]),
     "unknown partition": (ours.UnknownPartitionError("?"), ["UnknownTopicOrPartitionError"]),
@@ -50,7 +50,7 @@ CASES = {
     "not bytes": (ours.InvalidRecordError("?", argument="value"), ["TypeError", "ValueError"]),
     "stopped": (ours.ProducerClosed("?"), ["ProducerClosed"]),
     "not in a transaction": (ours.IllegalStateError("?"), ["IllegalOperation"]),
-    # Those of a delivery.
+    # Errors of a delivery.
     "few replicas": (failed(refused(19)), ["NotEnoughReplicasError", "BrokerResponseError"]),
     "few replicas, after the append": (failed(refused(20)), ["NotEnoughReplicasAfterAppendError"]),
     "no leader": (failed(refused(5)), ["LeaderNotAvailableError"]),
@@ -75,7 +75,7 @@ CASES = {
         ["LeaderNotAvailableError", "NotLeaderForPartitionError", "RequestTimedOutError"],
     ),
     "late, and not answered": (failed(None, ours.DeliveryTimeoutError), ["RequestTimedOutError"]),
-    # Those of a transaction.
+    # Errors of a transaction.
     "taken over": (of_transaction(ours.ProducerFencedError, refused(47)), ["ProducerFenced"]),
     "denied id": (
         of_transaction(ours.TransactionReinitError, refused(53)),
@@ -149,7 +149,7 @@ def test_equal_combinations_are_one_class_with_aiokafkas_name():
     assert type(first).__module__ == "aioproducer.compat.aiokafka.errors"
 
 
-def test_a_block_translates_what_leaves_it_and_keeps_traceback_and_cause():
+def test_a_block_translates_the_errors_that_leave_it_and_keeps_traceback_and_cause():
     cause = ZeroDivisionError()
 
     def fail():

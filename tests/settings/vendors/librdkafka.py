@@ -1,4 +1,4 @@
-"""A dict of a program that uses confluent-kafka, for its producers and its consumers; fake secret.
+"""A dict that a program for confluent-kafka uses for its producers and its consumers; the secret is fake.
 
 Source: https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md"""
 
