@@ -66,10 +66,6 @@ def tracing() -> tuple[TracerProvider, InMemorySpanExporter]:
     return provider, exporter
 
 
-@pytest.mark.promise(
-    "Observability", "a trace can go from a request through a transform loop to the records of its output"
-)
-@one_loop
 def acked(page: httpx.Response) -> float:
     """Return the number of acknowledged orders on a page of metrics."""
     found = re.search(
@@ -78,6 +74,10 @@ def acked(page: httpx.Response) -> float:
     return float(found[1]) if found is not None else 0.0
 
 
+@pytest.mark.promise(
+    "Observability", "a trace can go from a request through a transform loop to the records of its output"
+)
+@one_loop
 async def test_an_order_becomes_an_invoice_in_the_same_trace():
     with registry_in_memory() as registry:
         async with EmbeddedCluster(topics=TOPICS) as cluster:
