@@ -1,4 +1,4 @@
-"""An accumulator on its own: an executor that works when it is told to, an event that counts, no sender, no socket."""
+"""An accumulator without a sender or a socket: its executor works on request, and its event counts the sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aioproducer.types import Node
 
 NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
 LONG = 60_000
-"""Linger, in ms, of a batch that shall not become due by itself."""
+"""Linger, in ms, of batches that must not become due by themselves."""
 
 
 def topic_info(leaders: Iterable[int], name: str = "orders", topic_id: int = 1) -> TopicInfo:
@@ -42,7 +42,7 @@ def cluster_of(*topics: TopicInfo) -> Cluster:
 
 
 class CountingEvent(asyncio.Event):
-    """How often was it set?"""
+    """An event that counts how often it was set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class CountingEvent(asyncio.Event):
         super().set()
 
     def counted(self) -> int:
-        """The number since the last call."""
+        """Return the number of sets since the last call."""
         sets, self.sets = self.sets, 0
         return sets
 
 
 class HeldExecutor(Executor):
-    """Does its jobs when it is told to."""
+    """An executor that runs its jobs when `work` is called."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Future, Callable[[], object]]] = []
@@ -79,7 +79,7 @@ class HeldExecutor(Executor):
 
 
 class Path(RecordPath):
-    """`send` as Producer does it where there is no room."""
+    """A record path whose `send` waits for room in the buffer as Producer's does."""
 
     def __init__(self, accumulator: Accumulator, max_block: float) -> None:
         self._accumulator = accumulator
@@ -105,7 +105,7 @@ class Path(RecordPath):
 
 
 class Bench:
-    """An accumulator with its topic "orders", and what stands round it."""
+    """An accumulator with the topic "orders", and the objects that it works with."""
 
     def __init__(self, leaders: Iterable[int] = (0,), processors: int = 8, **settings: object) -> None:
         self.loop = asyncio.get_running_loop()
@@ -137,14 +137,14 @@ class Bench:
         return delivery
 
     def fill(self, partition: int = 0, batches: int = 1) -> None:
-        """Send until so many batches are closed, with an open one behind."""
+        """Send until `batches` more batches are closed; an open one follows them."""
         queue = self.topic.queues[partition]
         closed = sum(batch.state is BatchState.CLOSED for batch in queue.batches)
         while sum(batch.state is BatchState.CLOSED for batch in queue.batches) < closed + batches:
             self.send(partition, b"v" * (self.config.batch_size // 4))
 
     def ready(self, later: float = 0.0) -> list[int]:
-        """The nodes for which something is due `later` seconds from now."""
+        """The nodes for which a batch is due `later` seconds from now."""
         return self.accumulator.ready(self.loop.time() + later)[0]
 
     def drain(
@@ -162,7 +162,7 @@ class Bench:
         later: float = 0.0,
         may_send: Callable[[PartitionQueue], bool] = lambda queue: True,
     ) -> tuple[list[ProducerBatch], bool]:
-        """Batches that are due for the node, at most one for each partition, and whether others may be left."""
+        """Drain batches due for the node, at most one for each partition; also return whether others may be left."""
         return drain(
             self.accumulator,
             may_send,
@@ -173,7 +173,7 @@ class Bench:
         )
 
     def drain_all(self, node: int = 0) -> list[ProducerBatch]:
-        """Everything that is due for the node, also what becomes so by draining."""
+        """Drain all batches due for the node, including those that become due meanwhile."""
         found: list[ProducerBatch] = []
         while node in self.ready() and (batches := self.drain(node)):
             found += batches
@@ -201,7 +201,7 @@ class Bench:
 
 @asynccontextmanager
 async def waiting_sends(bench: Bench, values: Iterable[bytes]) -> AsyncIterator[list[asyncio.Task[Delivery]]]:
-    """Tasks that wait for room, in order; those left at the end are cancelled."""
+    """Start tasks that wait for room, in order; those left at the end of the block are cancelled."""
     tasks = [asyncio.ensure_future(bench.path.send("orders", value, partition=0)) for value in values]
     await turns()
     try:
@@ -213,7 +213,7 @@ async def waiting_sends(bench: Bench, values: Iterable[bytes]) -> AsyncIterator[
 
 
 async def turns(count: int = 10) -> None:
-    """Let everything happen that only waits for its turn of the loop."""
+    """Yield to the event loop `count` times."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -223,7 +223,7 @@ def partitions_of(batches: Iterable[ProducerBatch]) -> list[int]:
 
 
 def small_bench(**settings: object) -> Bench:
-    """Room for one batch of about 1000 bytes, which is taken."""
+    """A bench whose buffer has room for one batch of about 1000 bytes and contains one."""
     bench = Bench(**{"buffer_memory": 1100, "batch_size": 1000} | settings)
     bench.send(value=b"v" * 900)
     return bench

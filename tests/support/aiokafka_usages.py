@@ -1,7 +1,7 @@
-"""Usages of aiokafka's producer, as its documentation has them: start to stop, records, batches, transactions, errors.
+"""Usages of aiokafka's producer from its documentation: start to stop, records, batches, transactions, errors.
 
-Each takes what is imported and where the cluster is; test_aiokafka_surface.py runs it with both clients. It returns
-what the user saw."""
+Each takes the imported package and the address of a cluster, and returns what the user saw.
+test_aiokafka_surface.py runs it with both clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import aiokafka
 import pytest
 
 NOON = 1_700_000_000_000
-"""A timestamp in the past, to tell it from those that the clock gives."""
+"""A timestamp in the past, which cannot come from the clock."""
 
 Usage = Callable[[Any, str], Awaitable[Any]]
 
@@ -22,7 +22,7 @@ USAGES: list[Usage] = []
 
 
 def usage(function: Usage) -> Usage:
-    """Marks what is run with both clients."""
+    """Mark a function to be run with both clients."""
     USAGES.append(function)
     return function
 
@@ -47,7 +47,7 @@ async def async_with(imported, servers):
 
 
 @usage
-async def send_gives_a_future_of_the_metadata(imported, servers):
+async def send_returns_a_future_of_the_metadata(imported, servers):
     producer = imported.AIOKafkaProducer(bootstrap_servers=servers)
     await producer.start()
     try:
@@ -84,7 +84,7 @@ async def stop_flushes_and_futures_are_read_afterwards(imported, servers):
 
 
 @usage
-async def asyncio_takes_the_futures(imported, servers):
+async def futures_work_with_asyncio(imported, servers):
     called = []
     async with imported.AIOKafkaProducer(bootstrap_servers=servers) as producer:
         futures = [await producer.send("numbers", b"%d" % number, partition=0) for number in range(5)]
@@ -143,7 +143,7 @@ async def weaker_acknowledgements(imported, servers):
 async def no_acknowledgement(imported, servers):
     async with imported.AIOKafkaProducer(bootstrap_servers=servers, acks=0) as producer:
         await producer.send_and_wait("numbers", b"one", partition=0)
-        # The broker answers in order: once this topic is known, it has read what came before.
+        # The broker answers in order: once this topic is known, it has read the record.
         await producer.partitions_for("another")
 
 
@@ -246,7 +246,7 @@ async def compression(imported, servers):
 
 @usage
 async def batches_filled_until_they_are_full(imported, servers):
-    """The documentation's batch producer. How many records make a batch full is each client's own affair."""
+    """The batch producer of the documentation. How many records fill a batch depends on the client."""
     producer = imported.AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=1000)
     await producer.start()
     batch = producer.create_batch()
@@ -271,7 +271,7 @@ async def batches_filled_until_they_are_full(imported, servers):
 
 
 @usage
-async def a_batch_tells_what_it_holds(imported, servers):
+async def a_batch_reports_its_contents(imported, servers):
     async with imported.AIOKafkaProducer(bootstrap_servers=servers) as producer:
         await producer.send_and_wait("numbers", b"before", partition=1)
         batch = producer.create_batch()
@@ -306,7 +306,7 @@ async def batches_are_serialized_too(imported, servers):
 
 
 @usage
-async def a_batch_is_closed_once_it_was_full_or_sent(imported, servers):
+async def a_batch_is_closed_once_it_is_full_or_sent(imported, servers):
     async with imported.AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=500) as producer:
         batch = producer.create_batch()
         states = [batch.closed()]
@@ -381,7 +381,7 @@ async def offsets_in_a_transaction(imported, servers):
 
 
 async def committed(servers: str, group: str) -> int:
-    """The group's position as a third client reads it."""
+    """The group's position, read by a third client."""
     consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=servers, group_id=group, enable_auto_commit=False)
     await consumer.start()
     try:
@@ -409,7 +409,7 @@ async def sending_outside_of_a_transaction(imported, servers):
             await producer.send_and_wait("numbers", b"one", partition=0)
 
 
-# ------------------------------------------------------------------------------------------- what goes wrong
+# ------------------------------------------------------------------------------------------------------ errors
 
 
 @usage
@@ -418,7 +418,7 @@ async def nothing_is_sent_after_stop(imported, servers):
     await producer.start()
     await producer.send_and_wait("numbers", b"before", partition=0)
     await producer.stop()
-    await producer.stop()  # does no harm
+    await producer.stop()  # harmless
     with pytest.raises(imported.ProducerClosed) as caught:
         await producer.send("numbers", b"one")
     return [isinstance(caught.value, kind) for kind in (imported.KafkaError, RuntimeError)]

@@ -1,6 +1,7 @@
-"""Real clusters that several tests share: started before the first of them, ended after the last.
+"""Real clusters shared by several tests: started before the first test, stopped after the last.
 
-A fixture of scope "module" or "session" yields from `running`, on a loop of its own, since tests have a loop each.
+A fixture of scope "module" or "session" yields from `running`, which has its own event loop, since each test has
+another one.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ NOTICES_SOON = {
     "replica.fetch.wait.max.ms": 200,
     "replica.socket.timeout.ms": 2000,
 }
-"""Settings of three brokers that are made to fail."""
+"""Settings for clusters of three brokers in which tests make brokers fail."""
 
 LEAN = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""A JVM that starts soon, for a broker that has little to do."""
+"""JVM options for a broker that has little to do: it starts fast."""
 SHARED = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""The same with memory for all tests of a session."""
+"""The same with enough memory for all tests of a session."""
 
 
 @contextmanager
@@ -44,10 +45,10 @@ def running(
     *,
     request: pytest.FixtureRequest | None = None,
 ) -> Iterator[ApacheKafka]:
-    """A block with a cluster that is up, in which `prepare` has made its topics.
+    """Run a block with a started cluster, in which `prepare` has created the topics.
 
-    Without what it takes to run one, the tests are skipped, and in CI (CI=true) they fail. If tests fail in
-    the block, the brokers' logs are kept; `request`, the fixture's, tells.
+    If Kafka or Java is missing, the tests are skipped, or fail in CI (CI=true). With the `request` of the fixture,
+    the brokers' logs are kept if tests fail in the block.
     """
 
     async def start() -> None:
@@ -71,9 +72,9 @@ def running(
             if request is not None and has_failed:
                 tell_of_logs(request.config, kafka.directory)
     assert has_failed or not kafka.directory.exists()
-    assert not command_lines(str(kafka.directory)), "processes are left"
+    assert not command_lines(str(kafka.directory)), "broker processes are still running"
 
 
 def failures(request: pytest.FixtureRequest | None) -> int:
-    """How many tests of the session have failed."""
+    """The number of tests of the session that have failed."""
     return 0 if request is None else request.session.testsfailed

@@ -1,4 +1,6 @@
-"""A producer under load on a real cluster of three, whose brokers are struck while it sends."""
+"""A producer under load on a real cluster of three brokers, some of which fail while it sends.
+
+A broker is struck when a test kills, restarts or freezes it."""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ PARTITIONS = 6
 KEYS = 30
 BURST = 5
 PAUSE = 50 * MS
-"""Each key sends BURST records and pauses: 3000 records a second, several batches in flight."""
+"""Each key sends BURST records and pauses: 3000 records a second, with several batches in flight."""
 
 
 class Victim(NamedTuple):
-    """A broker that is struck, and what it leads."""
+    """A broker to strike, and the partitions that it leads."""
 
     node_id: int
     partitions: set[int]
@@ -42,12 +44,12 @@ EVERYBODY = Victim(-1, set(range(PARTITIONS)))
 
 
 class Recovery(NamedTuple):
-    """Seconds after the strike."""
+    """The duration of a recovery, in seconds from the strike."""
 
     recovered: float
-    """until each partition had acknowledged a record that was sent after it"""
+    """Until each partition had acknowledged a record that was sent after the strike."""
     elected: float | None
-    """until a broker that is up knew another leader of each; None if that did not happen"""
+    """Until a running broker knew another leader of each partition; None if that did not happen."""
 
     def __str__(self) -> str:
         leaders = "the same leaders" if self.elected is None else f"new leaders after {self.elected:.2f} s"
@@ -55,12 +57,12 @@ class Recovery(NamedTuple):
 
     @property
     def is_quick(self) -> bool:
-        """The producer found the new leaders soon; no bound on how long Kafka takes to elect them."""
+        """Whether the producer recovered soon after the election; Kafka may take any time to elect leaders."""
         return self.elected is None or self.recovered - self.elected < 6000 * MS
 
 
 class Load:
-    """Tasks that send until they are stopped, each with a key of its own; all results are kept."""
+    """Tasks that send until they are stopped, each with a different key; all results are kept."""
 
     def __init__(self, producer: Producer, topic: str) -> None:
         self._producer = producer
@@ -73,7 +75,7 @@ class Load:
         self.first_ack_after: dict[int, float] = {}
         """Seconds from the strike to the first acknowledgement of a record sent after it, by partition."""
         self.errors: dict[str, int] = {}
-        """What the producer went through, as its metrics count it; there when the load has ended."""
+        """The errors that the producer's metrics counted; filled when the load has ended."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -108,17 +110,17 @@ class Load:
                 await self._progress.wait()
 
     async def until_more(self, records: int) -> None:
-        """Wait until so many more records have their result."""
+        """Wait until `records` more records have a result."""
         before = len(self.sent)
         await self.until(lambda: len(self.sent) >= before + records)
 
     def struck(self, victim: Victim) -> None:
-        """A leader has been struck at this moment."""
+        """Note that a leader has been struck at this moment."""
         self._struck_at = asyncio.get_running_loop().time()
         self._recovering = set(victim.partitions)
 
     async def until_recovered(self, kafka: ApacheKafka, victim: Victim) -> Recovery:
-        """Wait until all struck partitions take new records."""
+        """Wait until all partitions of the victim accept new records."""
         elected = asyncio.create_task(self._until_elected(kafka, victim))
         try:
             await self.until(lambda: not self._recovering)
@@ -134,7 +136,7 @@ class Load:
         return asyncio.get_running_loop().time() - self._struck_at
 
     async def until_all_partitions_recovered(self) -> float:
-        """Wait likewise, where no broker may be there to ask; returns the seconds after the strike."""
+        """Wait for the same without asking a broker; return the seconds from the strike."""
         await self.until(lambda: not self._recovering)
         return max(self.first_ack_after.values())
 
@@ -143,7 +145,7 @@ class Load:
 
 
 async def leader_of_first(kafka: ApacheKafka, topic: str) -> Victim:
-    """The broker that leads partition 0, and all that it leads of this topic."""
+    """The broker that leads partition 0, with all partitions of the topic that it leads."""
     leaders = [await kafka.leader(topic, partition) for partition in range(PARTITIONS)]
     return Victim(
         leaders[0], {partition for partition in range(PARTITIONS) if leaders[partition] == leaders[0]}
@@ -151,7 +153,7 @@ async def leader_of_first(kafka: ApacheKafka, topic: str) -> Victim:
 
 
 async def all_in_sync(kafka: ApacheKafka, topic: str) -> None:
-    """Wait until every replica is in sync, so that one may be lost."""
+    """Wait until every replica is in sync, so that the loss of one is harmless."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     async with asyncio.timeout(60_000 * MS):
         while True:
@@ -165,7 +167,7 @@ async def all_in_sync(kafka: ApacheKafka, topic: str) -> None:
 async def under_load(
     kafka: ApacheKafka, topic: str, *, request_timeout_ms: int = 2000, delivery_timeout_ms: int = 60_000
 ) -> AsyncIterator[Load]:
-    """A block with a producer under load before, in and behind it. Afterwards every record has its result."""
+    """Run a block under load, which starts before it and stops after it. At the end every record has a result."""
     await all_in_sync(kafka, topic)
     async with Producer(
         kafka.bootstrap_servers,
@@ -186,7 +188,7 @@ async def under_load(
             await running
         finally:
             for node in kafka.nodes:
-                if node.pid:  # a broker that a failed test has left frozen would fail all that follow
+                if node.pid:  # a broker left frozen by a failed test would fail all later tests
                     kafka.resume(node.id)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -196,7 +198,7 @@ async def under_load(
 
 
 async def compare(kafka: ApacheKafka, topic: str, load: Load) -> dict[str, int]:
-    """Hold the logs of all brokers against what the producer said; returns the counts."""
+    """Compare the logs of all brokers with the producer's results; return the counts."""
     ends: dict[int, int] = {}
     for _, result in load.sent:
         if not isinstance(result, BaseException):
@@ -215,7 +217,7 @@ async def compare(kafka: ApacheKafka, topic: str, load: Load) -> dict[str, int]:
 
 
 async def what_all_replicas_have(kafka: ApacheKafka, topic: str) -> dict[int, list[DumpedBatch]]:
-    """The batches on the disks of all brokers that are up, once they are the same."""
+    """Wait until the disks of all running brokers contain the same batches, and return them."""
     await all_in_sync(kafka, topic)
     async with asyncio.timeout(60_000 * MS):
         while True:

@@ -1,7 +1,7 @@
-"""What stands in the log of a real Kafka, as confluent-kafka, aiokafka and Kafka's own DumpLogSegments say.
+"""The log of a real Kafka, read by confluent-kafka, aiokafka and Kafka's own DumpLogSegments.
 
-`read_thrice` holds the three against each other and checks what only the tool sees: checksums, the codec of
-each batch, and that the sequence numbers of each producer go on without a gap.
+`read_thrice` compares the three. It also checks what only the tool shows: the checksum and codec of each batch, and
+that the sequence numbers of each producer have no gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.read_back import Log, LogRecord, read_back
 
 
 class DumpedRecord(NamedTuple):
-    """A record as DumpLogSegments shows it: not its bytes, but how many."""
+    """A record as DumpLogSegments shows it: sizes instead of bytes."""
 
     offset: int
     timestamp: int
@@ -47,7 +47,7 @@ class DumpedBatch(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What all three agree on."""
+    """The content of a topic, on which all three readers agree."""
 
     log: Log
     batches: dict[int, list[DumpedBatch]]
@@ -55,12 +55,12 @@ class Found(NamedTuple):
 
     @property
     def codecs(self) -> set[str]:
-        """Of all batches: "none", "gzip", "snappy", "lz4", "zstd"."""
+        """The codecs of all batches: "none", "gzip", "snappy", "lz4", "zstd"."""
         return {batch.codec for batches in self.batches.values() for batch in batches}
 
     @property
     def producers(self) -> set[tuple[int, int]]:
-        """Producer id and epoch of all batches."""
+        """The producer ids and epochs of all batches."""
         return {
             (batch.producer_id, batch.producer_epoch)
             for batches in self.batches.values()
@@ -79,11 +79,11 @@ async def read_thrice(
     """Read a whole topic with both clients and, in the log directory of one broker, with the tool.
 
     Args:
-        kafka: whose CLIENT listener speaks plain text.
+        kafka: a cluster whose CLIENT listener is PLAINTEXT.
         topic: must exist.
         until: see read_back.
-        node_id: of the broker whose log is dumped; it must have all partitions.
-        any_first_sequence: a producer's first batch in a log need not have number 0.
+        node_id: the broker whose log is dumped; it must have all partitions.
+        any_first_sequence: allow any sequence number in a producer's first batch, not only 0.
     """
     log = await read_back(kafka.bootstrap_servers, topic, until=until)
     with_aiokafka = await read_with_aiokafka(kafka.bootstrap_servers, topic, ends_of(log))
@@ -99,7 +99,7 @@ async def read_thrice(
 
 
 def ends_of(log: Log) -> dict[int, int]:
-    """The offset behind the last record of each partition."""
+    """The offset after the last record of each partition."""
     return {partition: records[-1].offset + 1 if records else 0 for partition, records in log.items()}
 
 
@@ -144,7 +144,7 @@ async def read_with_aiokafka(servers: str, topic: str, ends: Mapping[int, int]) 
 async def dump(
     kafka: ApacheKafka, topic: str, partitions: Iterable[int], node_id: int = 0
 ) -> dict[int, list[DumpedBatch]]:
-    """What Kafka's own tool says about the log of one broker; it decompresses and checks every batch."""
+    """Dump the log of one broker with Kafka's own tool, which decompresses and checks every batch."""
     directory = kafka.directory / f"node-{node_id}" / "data"
     segments = [
         segment
@@ -174,8 +174,8 @@ _RECORD = re.compile(
 
 
 def parsed(printed: str) -> dict[int, list[DumpedBatch]]:
-    """The batches in what the tool printed. A line that says anything else, such as of a batch that is not
-    valid or of offsets that do not follow each other, fails the test."""
+    """Parse the batches that the tool printed. Any other line, e.g. about an invalid batch or a gap between offsets,
+    fails the test."""
     batches: dict[int, list[DumpedBatch]] = {}
     partition = -1
     for line in printed.splitlines():
@@ -192,7 +192,9 @@ def parsed(printed: str) -> dict[int, list[DumpedBatch]]:
             *numbers, keys = record.groups()
             batches[partition][-1].records.append(DumpedRecord(*map(int, numbers), keys))
         else:
-            assert not line or line.startswith("Log starting offset: "), f"the tool says: {line}"
+            assert not line or line.startswith("Log starting offset: "), (
+                f"unexpected line of the tool: {line}"
+            )
     for found in batches.values():
         for batch in found:
             assert batch.count == len(batch.records) == batch.last_offset - batch.base_offset + 1, batch
@@ -200,7 +202,7 @@ def parsed(printed: str) -> dict[int, list[DumpedBatch]]:
 
 
 def assert_same(shown: DumpedRecord, record: LogRecord) -> None:
-    """The tool shows the record that a client has read."""
+    """Assert that the tool shows the record that a client has read."""
     expected = DumpedRecord(
         record.offset,
         record.timestamp,
@@ -213,7 +215,7 @@ def assert_same(shown: DumpedRecord, record: LogRecord) -> None:
 
 
 def assert_sequences_continue(batches: Iterable[DumpedBatch], any_first: bool = False) -> None:
-    """Each producer id begins with 0 in each of its epochs and goes on without a gap, within batches too."""
+    """Assert that each producer id starts at 0 in each epoch and leaves no gap, not even within a batch."""
     following: dict[tuple[int, int], int] = {}
     for batch in batches:
         numbers = [record.sequence for record in batch.records]

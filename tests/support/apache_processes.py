@@ -1,5 +1,4 @@
-"""Processes, directories and descriptors as the operating system tells them: what a test looks at when a
-cluster has ended, or while it starts."""
+"""Processes and file descriptors as the operating system reports them, for tests that start and stop clusters."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from tests.conftest import MS
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and that nobody has reaped does not count."""
+    """Whether the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -24,13 +23,13 @@ def is_alive(pid: int) -> bool:
 
 
 def command_lines(text: str) -> dict[int, str]:
-    """All processes of the machine whose command line has this text in it."""
+    """The other processes of the machine whose command line contains `text`."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:  # it has just ended
+            except OSError:  # the process has just ended
                 continue
             if text in line and int(entry.name) != os.getpid():
                 found[int(entry.name)] = line
@@ -38,7 +37,7 @@ def command_lines(text: str) -> dict[int, str]:
 
 
 def children() -> set[int]:
-    """All processes that this one has started, also those that have ended and are not reaped."""
+    """The child processes of this one, including zombies."""
     return {
         int(pid)
         for task in Path("/proc/self/task").iterdir()
@@ -47,12 +46,12 @@ def children() -> set[int]:
 
 
 def descriptors() -> dict[str, str]:
-    """What this process has open: files, pipes, sockets. Not /dev/null: a loop of uvloop's keeps one."""
+    """The open files, pipes and sockets of this process; not /dev/null, which a loop of uvloop keeps open."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = str(entry.readlink())
-        except FileNotFoundError:  # that of the directory itself
+        except FileNotFoundError:  # the descriptor of the directory itself
             continue
         if target != "/dev/null":
             found[entry.name] = target
@@ -60,7 +59,7 @@ def descriptors() -> dict[str, str]:
 
 
 async def until(condition: Callable[[], object], timeout: float = 30_000 * MS) -> None:
-    """Wait for what other processes do: they set no events."""
+    """Poll a condition that other processes fulfil, since they set no events."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(10 * MS)

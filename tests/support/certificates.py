@@ -1,4 +1,4 @@
-"""Certificates that the tests make: an authority, a broker's and a client's, and those that must be refused."""
+"""Certificates for the tests: of an authority, brokers and clients, and some that must be rejected."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ DAY = datetime.timedelta(days=1)
 
 @functools.cache
 def authority() -> trustme.CA:
-    """Who signs what is right."""
+    """The trusted authority."""
     return trustme.CA(organization_name="tests")
 
 
 @functools.cache
 def stranger() -> trustme.CA:
-    """An authority that nobody trusts."""
+    """An authority that is not trusted."""
     return trustme.CA(organization_name="strangers")
 
 
 @functools.cache
 def broker_certificate(kind: str = "right") -> trustme.LeafCert:
-    """For 127.0.0.1 and localhost, or: expired, not yet valid, of another host, of a strange authority."""
+    """A certificate for 127.0.0.1 and localhost; or one expired, not yet valid, for another host or not trusted."""
     now = datetime.datetime.now(datetime.UTC)
     if kind == "expired":
         return authority().issue_cert(HOST, not_before=now - 3 * DAY, not_after=now - DAY)
@@ -49,7 +49,7 @@ def client_certificate(name: str = "alice", *, strange: bool = False) -> trustme
 
 
 def server_context(kind: str = "right", *, wants_certificate: bool = False) -> ssl.SSLContext:
-    """What a broker listens with."""
+    """The TLS context of a broker's listener."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     broker_certificate(kind).configure_cert(context)
     if wants_certificate:
@@ -67,7 +67,7 @@ def chain_pem(certificate: trustme.LeafCert) -> str:
 
 
 def key_pem(certificate: trustme.LeafCert, password: str | None = None) -> str:
-    """The key as PEM in PKCS8, which Java reads too; encrypted if there is a password."""
+    """The key as PEM in PKCS8, which Java can also read; encrypted if there is a password."""
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     encryption = (
         serialization.NoEncryption()
@@ -80,7 +80,7 @@ def key_pem(certificate: trustme.LeafCert, password: str | None = None) -> str:
 
 
 def pkcs12_store(certificate: trustme.LeafCert, password: str) -> bytes:
-    """Key and chain as keytool or openssl would store them."""
+    """The key and the chain in PKCS12, as keytool or openssl store them."""
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     own, *others = [load_pem_x509_certificate(pem.bytes()) for pem in certificate.cert_chain_pems]
     encryption = serialization.BestAvailableEncryption(password.encode())
@@ -88,13 +88,13 @@ def pkcs12_store(certificate: trustme.LeafCert, password: str) -> bytes:
 
 
 def pkcs12_trust(password: str) -> bytes:
-    """The authority's certificate alone."""
+    """Only the authority's certificate, in PKCS12."""
     certificate = load_pem_x509_certificate(authority().cert_pem.bytes())
     encryption = serialization.BestAvailableEncryption(password.encode())
     return pkcs12.serialize_key_and_certificates(b"authority", None, None, [certificate], encryption)
 
 
 def write(path: Path, content: str | bytes) -> str:
-    """A file, and its path as settings take it."""
+    """Write a file and return its path as settings expect it."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)

@@ -1,4 +1,4 @@
-"""The command `aioproducer` as a process: with pipes, or on a terminal of its own."""
+"""Runs the command `aioproducer` in a process, with pipes or on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 WAIT = 30.0
-"""Seconds; more than any of this takes on a slow machine."""
+"""Seconds; longer than any step takes on a slow machine."""
 COMMAND = ("-W", "error", "-m", "aioproducer")
 ROOT = Path(__file__).parent.parent.parent
 
-# A session leader gets the terminal that it opens as its own, so that Ctrl-C there becomes SIGINT.
+# A terminal opened by a session leader becomes its controlling terminal, so that Ctrl-C becomes SIGINT.
 ON_TERMINAL = (
     "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.executable, sys.argv[1:])"
 )
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it wrote."""
+    """The exit code and the output of a command that has ended."""
 
     code: int
     out: str
@@ -37,13 +37,13 @@ class Ended(NamedTuple):
 
     @property
     def json(self) -> dict[str, Any]:
-        """The line that --json wrote."""
+        """The parsed line that --json wrote."""
         [line] = self.out.splitlines()
         return json.loads(line)
 
 
 class Running:
-    """A command that runs, with pipes as its standard streams."""
+    """A running command with pipes as its standard streams."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._child = child
@@ -83,7 +83,7 @@ class Running:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a command: without settings of this process."""
+    """The environment of a command, without the settings for aioproducer and colours of this process."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("AIOPRODUCER_")}
     plain |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "COLUMNS": "100"}
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -95,7 +95,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 async def running(
     *arguments: str, env: Mapping[str, str] | None = None, **streams: Any
 ) -> AsyncIterator[Running]:
-    """Start a command with pipes; it is killed if it does not end by itself."""
+    """Start a command with pipes; kill it at the end of the block if it is still running."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
     child = await asyncio.create_subprocess_exec(
         sys.executable, *COMMAND, *arguments, env=environment(env), **(pipes | streams)
@@ -119,14 +119,14 @@ async def run(
 
 
 class Terminal:
-    """A command that runs on a terminal of 24 lines and 100 columns."""
+    """A running command on a terminal of 24 lines and 100 columns."""
 
     def __init__(self, child: asyncio.subprocess.Process, master: int) -> None:
         self._child = child
         self._master = master
         self._is_closed = False
         self.shown = ""
-        """All that the command has written, without escape sequences."""
+        """Everything that the command has written, without escape sequences."""
         self._news = asyncio.Event()
         asyncio.get_running_loop().add_reader(master, self._read)
 
@@ -150,7 +150,7 @@ class Terminal:
                 await self._news.wait()
 
     def type(self, text: str) -> None:
-        """Type; \\x03 is Ctrl-C and \\x04 is the end of the input."""
+        """Type `text`; \\x03 is Ctrl-C and \\x04 ends the input."""
         os.write(self._master, text.encode())
 
     async def ended(self) -> int:
@@ -165,7 +165,7 @@ class Terminal:
 
 @contextlib.asynccontextmanager
 async def on_terminal(*arguments: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Terminal]:
-    """Start a command on a terminal of its own; it is killed if it does not end by itself."""
+    """Start a command on a pseudo-terminal; kill it at the end of the block if it is still running."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     child = await asyncio.create_subprocess_exec(

@@ -12,7 +12,7 @@ from tests.support.producing import QUICK, assert_nothing_left, within
 
 
 def quick_aiokafka(cluster: EmbeddedCluster, **settings: Any) -> AIOKafkaProducer:
-    """A producer that is not started, with settings that suit tests."""
+    """A producer that is not started yet, with settings for tests."""
     return AIOKafkaProducer(bootstrap_servers=cluster.bootstrap_servers, **{**QUICK, **settings})
 
 
@@ -20,7 +20,7 @@ def quick_aiokafka(cluster: EmbeddedCluster, **settings: Any) -> AIOKafkaProduce
 async def aiokafka_producing(
     brokers: int = 1, *, topics: dict[str, int] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[EmbeddedCluster, AIOKafkaProducer]]:
-    """A cluster with topic "t" of two partitions, and a started producer. Nothing may be left of it at the end."""
+    """A cluster with topic "t" of two partitions, and a started producer, which must leave nothing behind."""
     async with EmbeddedCluster(brokers, topics=topics or {"t": 2}) as cluster:
         producer = quick_aiokafka(cluster, **settings)
         await producer.start()

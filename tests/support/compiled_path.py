@@ -1,4 +1,4 @@
-"""The compiled record path without a producer round it: batches are opened by a few lines of Python."""
+"""The compiled record path without a producer: a few lines of Python open the batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from aioproducer.records.batch import ProducerBatch
 
 
 class TrackedBatch(ProducerBatch):
-    """Has a dict, so it can be referenced weakly."""
+    """A batch that can be referenced weakly."""
 
 
 class Failures:
-    """Stands for unretrieved.Unretrieved: collects the counts."""
+    """Replaces unretrieved.Unretrieved: collects the counts."""
 
     def __init__(self, counts: list[int]) -> None:
         self.counts = counts
@@ -32,7 +32,7 @@ def new_batch(
     limit: int = 1 << 24,
     noted: list[int] | None = None,
 ) -> TrackedBatch:
-    """Return an open batch. `noted` gets the counts of failed deliveries that were not retrieved."""
+    """Return an open batch. The counts of failed deliveries that were not retrieved are appended to `noted`."""
     failures = None if noted is None else Failures(noted)
     return TrackedBatch(
         queue or PartitionQueue("orders", 0, failures),
@@ -46,22 +46,22 @@ def new_batch(
 
 
 def sealed(batch: ProducerBatch) -> bytes:
-    """Close the batch; all its bytes as they are sent."""
+    """Close the batch and return its bytes as they are sent."""
     batch.close()
     return b"".join(batch.seal())
 
 
 class NoLoop:
-    """For tests that only encode."""
+    """A loop for tests that only encode."""
 
     def is_running(self) -> bool:
         return False
 
 
 class OpensBatches:
-    """What the compiled path needs of an accumulator, for one topic "orders".
+    """The part of an accumulator that the compiled path needs, for one topic "orders".
 
-    `when_opening` is called between the check of a record and its write.
+    `when_opening` is called after a record is checked and before it is written.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class OpensBatches:
 
 
 class Path(RecordPath):
-    """`send` without the slow paths: what would have to wait is refused."""
+    """A record path without the slow paths: a call that would have to wait raises NotImplementedError."""
 
     async def _send_slowly(self, *arguments: object) -> Delivery:
         self._check_usable()
@@ -113,7 +113,7 @@ class Path(RecordPath):
 
 
 def now_ms() -> int:
-    """The wall clock, as the path reads it."""
+    """The wall clock as the record path reads it, in ms."""
     return time.time_ns() // 1_000_000
 
 

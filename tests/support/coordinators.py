@@ -1,4 +1,4 @@
-"""An embedded cluster with a producer that is connected to the coordinator of its transactions."""
+"""An embedded cluster with a raw client that is connected to its transaction coordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ levels = pytest.mark.parametrize("tv", [1, 2])
 async def staged(
     tv: int = 2, brokers: int = 1, **settings: Any
 ) -> AsyncIterator[tuple[EmbeddedCluster, Stage]]:
-    """A cluster with a topic, and a connection to the broker that coordinates "txn" and leads t-0."""
+    """A cluster with the topic "t", and a connection to the broker that coordinates "txn" and leads the topic."""
     async with EmbeddedCluster(
         brokers, topics={"t": 3}, versions="4.3", transaction_version=tv, **settings
     ) as cluster:
@@ -35,13 +35,13 @@ async def staged(
 
 @asynccontextmanager
 async def another(cluster: EmbeddedCluster, on: Stage, node: int = 0) -> AsyncIterator[Stage]:
-    """The same producer on a connection of its own."""
+    """The same producer on another connection."""
     async with RawClient(address(cluster, node)) as client:
         yield Stage(client, on.tv, on.topic, on.name, on.group)
 
 
 def states(cluster: EmbeddedCluster, name: str = "txn") -> list[str]:
-    """What the log says about a transactional id, from the beginning."""
+    """The states of a transactional id in the transaction log, oldest first."""
     index = partition_for(name, 50)
     found = [decoded(record.key, record.value) for record in cluster.records(TOPIC, index) if record.value]
     return [metadata.state.name for metadata in found if metadata.transactional_id == name]
@@ -56,7 +56,7 @@ async def within_deadline(awaitable: Awaitable[Any]) -> Any:
 async def staged_with_group(
     brokers: int = 1, tv: int = 2
 ) -> AsyncIterator[tuple[EmbeddedCluster, Stage, Stage]]:
-    """A cluster, and the same producer connected to the coordinator of transactions and to that of the group."""
+    """A cluster, and the same producer on two connections: to the transaction coordinator and the group coordinator."""
     async with EmbeddedCluster(brokers, topics={"t": 3}, versions="4.3", transaction_version=tv) as cluster:
         of_transactions = address(cluster, cluster.transactions.node("txn"))
         of_groups = address(cluster, cluster.groups.node("group"))

@@ -1,4 +1,4 @@
-"""Requests handed straight to the handlers of an embedded cluster: no socket, no frame."""
+"""Passes requests directly to the handlers of an embedded cluster, without sockets and frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aioproducer.testing.embedded.request_context import RequestContext, SeenReq
 
 
 def unstarted_cluster(topics: Mapping[str, int], brokers: int = 1, **settings: object) -> EmbeddedCluster:
-    """A cluster whose brokers do not listen. Partitions have the leaders and replicas that they start with."""
+    """A cluster whose brokers do not listen. Partitions have their initial leaders and replicas."""
     cluster = EmbeddedCluster(brokers, **settings)
     for name, partitions in topics.items():
         for partition in cluster.create_topic(name, partitions).partitions:
@@ -31,7 +31,7 @@ def context_of(
     faults: Sequence[Fault] = (),
     principal: str = ANONYMOUS,
 ) -> RequestContext:
-    """The context that a broker would give to this request."""
+    """The context that a broker would create for this request."""
     header = RequestHeader(request.api_key, version, 1, "direct")
     return RequestContext(
         cluster, node, SeenRequest(node, header, request, 0.0), list(faults), Session(principal)

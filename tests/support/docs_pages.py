@@ -1,6 +1,6 @@
-"""Reads README.md and the guides under docs/: their fenced blocks, what stands before each, where it stands.
+"""Reads the fenced blocks of README.md and of the guides under docs/, with their places and the comments before them.
 
-docs/README.md tells writers the rules; docs_runner.py runs what is read here."""
+docs/README.md has the rules for writers; docs_runner.py runs the blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PARSED = ("toml", "ini", "properties", "json")
-"""Languages whose blocks have to be well formed."""
+"""Languages whose blocks must be well formed."""
 NOT_RUN = ("bash", "text", "console", "java", "yaml")
-"""Languages whose blocks are only read by people."""
+"""Languages whose blocks are not checked."""
 
 _FILE_NAME = re.compile(r"#\s*([\w.-]+\.(?:py|toml|ini|properties|json))\s*$")
 
@@ -28,24 +28,24 @@ class Block:
 
     page: Path
     line: int
-    """Of its first line of code in the page, from 1."""
+    """The number of its first line of code in the page, counted from 1."""
     language: str
     code: str
     is_hidden: bool = False
     not_run: str | None = None
-    """Why it can't run where the tests run."""
+    """The reason why it can't run in the tests, if it can't."""
     is_output: bool = False
-    """What the code before it prints."""
+    """True if it is the output of the code before it."""
 
     @property
     def place(self) -> str:
-        """For messages: docs/testing.md:12."""
+        """The place for messages, e.g. docs/testing.md:12."""
         page = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
         return f"{page.as_posix()}:{self.line}"
 
     @property
     def file_name(self) -> str | None:
-        """The file that the block is, if its first line is a comment with nothing but a name: `# app.py`."""
+        """The file for the block: named by a first line such as `# app.py`, or chosen for a test; else None."""
         named = _FILE_NAME.match(self.code.partition("\n")[0])
         if named:
             return named[1]
@@ -53,7 +53,7 @@ class Block:
 
     @property
     def is_test(self) -> bool:
-        """pytest finds a test in it."""
+        """Whether pytest finds a test in it."""
         return self.language == "python" and any(
             (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"))
             or (isinstance(node, ast.ClassDef) and node.name.startswith("Test"))
@@ -64,7 +64,7 @@ class Block:
         """The code as Python reads it, with the page's own line numbers.
 
         Raises:
-            SyntaxError: it is no Python.
+            SyntaxError: the code is not valid Python.
         """
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         tree = compile(self.padded(self.code), str(self.page), "exec", flags)
@@ -72,7 +72,7 @@ class Block:
         return tree
 
     def padded(self, code: str) -> str:
-        """`code` behind so many empty lines that each line of it has its number in the page."""
+        """Put empty lines before `code`, so that each line has the same number as in the page."""
         return "\n" * (self.line - 1) + code
 
     def parse(self) -> None:
@@ -101,7 +101,7 @@ def blocks_of(page: Path) -> list[Block]:
     """All blocks of a page, in order.
 
     Raises:
-        ValueError: a fence or a comment does not end, or nobody knows the language.
+        ValueError: a fence or a comment does not end, or the language of a block is unknown.
     """
     return list(_blocks(page, page.read_text()))
 

@@ -1,10 +1,10 @@
 """Runs the code of README.md and of the guides under docs/, and checks it; docs/README.md has the rules for writers.
 
-    python -m tests.support.docs_runner run docs/testing.md     the blocks of a page, in order, then its tests by pytest
-    python -m tests.support.docs_runner check                   ruff and mypy on the code of all pages
+    python -m tests.support.docs_runner run docs/testing.md     run the blocks of a page in order, then its tests
+    python -m tests.support.docs_runner check                   run ruff and mypy on the code of all pages
 
-A page runs in a process of its own, against an embedded cluster in another thread: so a client that blocks does not
-stop the brokers."""
+Each page runs in a separate process. The embedded cluster runs in another thread, so that a client that blocks does
+not stop the brokers."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _ADDRESSES = re.compile(rf"(?<![\w.-]){_ADDRESS}(?:,\s*{_ADDRESS})*")
 
 
 class Docs:
-    """What hidden code of a page knows as `docs`: the cluster behind the addresses that the page names."""
+    """The cluster behind the addresses that a page names; hidden code of the page uses it as `docs`."""
 
     def __init__(self) -> None:
         self.cluster = EmbeddedCluster()
         self.addresses: dict[str, str] = {}
-        """Other addresses, e.g. "kafka:9093", and what stands for them."""
+        """Other addresses, e.g. "kafka:9093", and their replacements."""
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=asyncio.run, args=[self._serve()], name="docs-cluster")
@@ -86,15 +86,15 @@ class Docs:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(10)
 
     def run(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the cluster's thread, and return its result. Call it in a thread of its own."""
+        """Run a coroutine in the cluster's thread, and return its result. Call this in a worker thread: it blocks."""
         return asyncio.run_coroutine_threadsafe(waiting, self._loop).result(10)
 
     def topic(self, name: str, partitions: int) -> None:
-        """Create a topic; without that a topic is made when it is asked for, with one partition."""
+        """Create a topic. Topics that are not created here get one partition on their first use."""
         self.call(lambda: self.cluster.create_topic(name, partitions))
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
-        """What was written to a topic of the cluster that the page's addresses lead to."""
+        """The records that were written to a topic of the cluster."""
         return self.call(lambda: self.cluster.records(topic, partition))
 
     def values(self, topic: str) -> list[Any]:
@@ -114,7 +114,7 @@ class Docs:
 
 
 docs: Docs
-"""What mypy takes for the `docs` of hidden code."""
+"""Declares the `docs` of hidden code for mypy."""
 
 
 class Page:
@@ -130,7 +130,7 @@ class Page:
         self._has_tests = False
 
     async def run(self) -> None:
-        """Run everything; raises what the page's code raises."""
+        """Run all blocks and tests of the page. Errors of its code are raised with a note about their place."""
         await asyncio.sleep(0)
         before = asyncio.all_tasks()
         for block in blocks_of(self._path):
@@ -141,7 +141,7 @@ class Page:
                 error.add_note(f"in the block at {block.place}")
                 raise
         for module in self._modules:
-            importlib.import_module(module)  # that nobody imported so far
+            importlib.import_module(module)  # unless the page has already imported it
         if left := asyncio.all_tasks() - before:
             raise AssertionError(f"the page leaves tasks behind: {left}")
         if self._has_tests:
@@ -199,7 +199,7 @@ class Page:
 
 
 class _RunsInTheLoop(ast.NodeTransformer):
-    """`asyncio.run(main())` outside functions becomes `await main()`: the page has a loop already."""
+    """Turns `asyncio.run(main())` outside functions into `await main()`, because the page already has a loop."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if ast.unparse(node.func) in ("asyncio.run", "uvloop.run"):
@@ -213,7 +213,7 @@ class _RunsInTheLoop(ast.NodeTransformer):
 
 
 def run(path: Path) -> int:
-    """Run a page; 0 if all of it did what it says."""
+    """Run a page and return 0; raise if the code does not do what the page says."""
     unraisable: list[object] = []
     sys.unraisablehook = lambda args: unraisable.append(args.exc_value)
     with tempfile.TemporaryDirectory(prefix="docs-") as folder, Docs() as docs, asyncio.Runner() as runner:
@@ -233,10 +233,10 @@ def run(path: Path) -> int:
 
 
 def extract(folder: Path, sources: list[Path]) -> None:
-    """Write the code of pages to files, each line under the number that it has in its page.
+    """Write the code of pages to files, in which each line has the same number as in its page.
 
     Raises:
-        ValueError: two pages have different files of one name.
+        ValueError: two blocks have the same file name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.py"):
@@ -259,7 +259,7 @@ def extract(folder: Path, sources: list[Path]) -> None:
 
 
 def check(folder: Path, sources: list[Path]) -> int:
-    """ruff and mypy on the code of pages; 0 if they have no objection."""
+    """Run ruff and mypy on the code of pages; return 0 if both pass."""
     extract(folder, sources)
     environment = {**os.environ, "MYPYPATH": os.pathsep.join([str(folder), str(ROOT)])}
     tools = Path(sys.executable).parent

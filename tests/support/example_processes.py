@@ -1,4 +1,4 @@
-"""Runs the examples as their users do: each in a process of its own."""
+"""Runs the examples as users do, each in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.producing import within
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 DEADLINE = 30
-"""Seconds (of a fast machine) for whatever an example does."""
+"""Seconds, on a fast machine, in which an example must take its next step."""
 
 
 class Example:
@@ -25,7 +25,7 @@ class Example:
     async def line(self, beginning: str, stream: str = "stdout") -> str:
         """Read until a line begins with this text, and return the rest of the line."""
         found = await within(DEADLINE, self._line(beginning.encode(), getattr(self.process, stream)))
-        assert found is not None, f"it ended without {beginning!r}: {await self.finish()}"
+        assert found is not None, f"the example ended without {beginning!r}: {await self.finish()}"
         return found
 
     async def _line(self, beginning: bytes, stream: asyncio.StreamReader) -> str | None:
@@ -35,7 +35,7 @@ class Example:
         return None
 
     async def finish(self, number: int | None = None) -> tuple[int | None, str, str]:
-        """Send the signal, if any, and wait for the end; return the exit status, the rest of stdout and of stderr."""
+        """Send a signal, if given, and wait for the end; return the exit status and the rest of stdout and stderr."""
         if number is not None:
             self.process.send_signal(number)
         out, err = await within(DEADLINE, self.process.communicate())

@@ -1,4 +1,4 @@
-"""A Kerberos of the tests' own: MIT's key distribution centre on a free port, with a realm that ends with it."""
+"""A temporary Kerberos realm for the tests: MIT's key distribution centre (KDC) on a free port."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from aioproducer.testing.plugin import is_ci
 
 REALM = "TEST.EXAMPLE"
 JVMS = Path("/usr/lib/jvm")
-"""Where Debian puts each Java."""
+"""The directory in which Debian installs each Java."""
 _TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
 
 
 class Kdc:
-    """What the tests need of it: the environment that leads to it, and keys."""
+    """A KDC: the environment variables that lead to it, and its keys."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
@@ -65,13 +65,13 @@ class Kdc:
         )
 
     def run(self, *command: str) -> None:
-        """One of Kerberos' tools."""
+        """Run one of the Kerberos tools."""
         subprocess.run(
             command, env={**os.environ, **self.environment}, check=True, capture_output=True, timeout=30
         )
 
     def keytab(self, principal: str) -> str:
-        """A new principal; the file that holds its key."""
+        """Create a principal and return the path of the file with its key."""
         path = str(self.folder / f"{principal.replace('/', '-')}.keytab")
         self.run("kadmin.local", "addprinc", "-randkey", principal)
         self.run("kadmin.local", "ktadd", "-k", path, principal)
@@ -80,8 +80,8 @@ class Kdc:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Kdc]:
-    """A block with a KDC. Without the gssapi package and Debian's krb5-kdc, krb5-admin-server and krb5-user the tests
-    are skipped, or fail: see skip_or_fail."""
+    """Run a block with a KDC. If the package gssapi or Debian's krb5-kdc, krb5-admin-server or krb5-user is missing,
+    the tests are skipped, or fail: see skip_or_fail."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if importlib.util.find_spec("gssapi") is None:
         missing.append("gssapi")
@@ -107,17 +107,17 @@ def running(folder: Path) -> Iterator[Kdc]:
 
 
 def java_or_skip() -> str:
-    """A Java of the machine for a broker that speaks GSSAPI. Without one the tests are skipped, or fail."""
+    """Return a Java that can run a broker with GSSAPI. Without one the tests are skipped, or fail: see skip_or_fail."""
     java = java_with_kerberos()
     if java is None:
         skip_or_fail(
-            "no Java 17 with jdk.security.jgss: install openjdk-17-jre-headless; test_kerberos.py needs none"
+            "no Java 17 with jdk.security.jgss: install openjdk-17-jre-headless; test_kerberos.py runs without Java"
         )
     return java
 
 
 def java_with_kerberos() -> str | None:
-    """A Java of the machine, new enough for a broker, that has what GSSAPI needs. `make kerberos` asks too."""
+    """Return a Java that is new enough for a broker and supports GSSAPI, or None. `make kerberos` also calls this."""
     for java in ("java", *map(str, sorted(JVMS.glob("*/bin/java")))):
         found = shutil.which(java)
         if found is None:

@@ -1,4 +1,4 @@
-"""What a producer has logged."""
+"""The lines that a producer has logged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def log_lines(caplog: pytest.LogCaptureFixture, level: int = logging.NOTSET) -> list[str]:
-    """The messages of at least this level, without the client id, which `[producer aioproducer]` names by default."""
+    """The messages of at least this level, without the prefix that names the default client id."""
     return [
         record.getMessage().removeprefix("[producer aioproducer] ")
         for record in caplog.records

@@ -1,4 +1,4 @@
-"""An answer about topics, taken over in one go."""
+"""Merges a Metadata response into a cluster snapshot in one call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aioproducer.protocol.messages import MetadataResponse
 
 
 def merged(cluster: Cluster, response: MetadataResponse, asked: Collection[str]) -> Cluster:
-    """The snapshot after an answer about the topics `asked`."""
+    """The snapshot after a response about the topics `asked`."""
     steps = cluster.merging(response, asked)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What brokers answer about a group's offsets in transactions: AddOffsetsToTxn, TxnOffsetCommit, OffsetFetch."""
+"""Answers of brokers about a group's offsets in transactions: AddOffsetsToTxn, TxnOffsetCommit, OffsetFetch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ cell = collector(CELLS)
 
 
 @cell()
-async def the_groups_partition_has_to_be_added_until_version_5_adds_it(on: Stage) -> None:
+async def the_groups_partition_must_be_added_before_version_5_which_adds_it(on: Stage) -> None:
     me = await on.init()
     assert [await on.commit_offset(me, 1, version=version) for version in range(4)] == [INVALID_STATE] * 4
     assert await on.commit_offset(me, 1, version=4) == ABORTABLE
@@ -44,7 +44,7 @@ async def every_version_of_add_offsets_to_txn_adds(on: Stage) -> None:
 
 
 @cell()
-async def without_a_generation_anybody_may_commit(on: Stage) -> None:
+async def without_a_generation_any_member_may_commit(on: Stage) -> None:
     me = await on.init()
     where = {(on.topic, 0): Offset(1)}
     assert await on.commit_offset(me, 1, version=5) == OK
@@ -57,7 +57,7 @@ async def without_a_generation_anybody_may_commit(on: Stage) -> None:
 
 
 @cell()
-async def a_group_that_nobody_knows_has_no_generation(on: Stage) -> None:
+async def an_unknown_group_has_no_generation(on: Stage) -> None:
     me = await on.init()
     where = {(on.topic, 0): Offset(1)}
     for generation, member in ((0, ""), (5, "x")):
@@ -70,7 +70,7 @@ async def a_group_that_nobody_knows_has_no_generation(on: Stage) -> None:
 
 
 @cell()
-async def metadata_are_limited_by_characters(on: Stage) -> None:
+async def the_limit_of_metadata_counts_characters(on: Stage) -> None:
     me = await on.init()
     assert await on.commit_offset(me, 1, version=5) == OK
     too_large = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -85,7 +85,7 @@ async def metadata_are_limited_by_characters(on: Stage) -> None:
 
 
 @cell()
-async def no_metadata_are_read_back_as_empty_ones(on: Stage) -> None:
+async def missing_metadata_are_read_back_as_an_empty_string(on: Stage) -> None:
     me = await on.init()
     assert await on.commit_offset(me, 1, version=5) == OK
     assert await on.commit_offsets(me, {(on.topic, 0): Offset(2, None)}, version=5) == [OK]
@@ -94,7 +94,7 @@ async def no_metadata_are_read_back_as_empty_ones(on: Stage) -> None:
 
 
 @cell()
-async def a_missing_topic_is_told_and_the_transaction_commits_without_it(on: Stage) -> None:
+async def a_missing_topic_is_an_error_and_the_transaction_commits_without_it(on: Stage) -> None:
     me = await on.init()
     assert await settled(lambda: on.add_offsets(me)) == OK
     missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -115,7 +115,7 @@ async def the_last_offset_of_a_transaction_wins_whatever_it_is(on: Stage) -> Non
 
 
 @cell()
-async def an_internal_topic_may_hold_the_offset(on: Stage) -> None:
+async def offsets_of_an_internal_topic_can_be_committed(on: Stage) -> None:
     me = await on.init()
     where = {("__consumer_offsets", 0): Offset(5)}
     assert await on.commit_offset(me, 1, version=5) == OK
@@ -129,7 +129,7 @@ async def an_open_transaction_makes_the_offset_unstable(on: Stage) -> None:
     assert await on.commit_offset(me, 1, version=5) == OK
     for version in (7, 8):
         assert await on.fetch_offsets((0, 1), version=version) == {0: UNSTABLE, 1: NOTHING}
-        # Of the very first offset a group that asks for everything hears nothing.
+        # A request for all partitions does not show that the first offset of a group is pending.
         assert await on.fetch_offsets(None, version=version) == {}
         assert await on.fetch_offsets((0,), version=version, stable=False) == {0: NOTHING}
     for version in range(1, 7):
@@ -149,7 +149,7 @@ async def an_open_transaction_makes_the_offset_unstable(on: Stage) -> None:
 
 
 @cell()
-async def after_a_take_over_the_offset_is_stable_and_the_old_one(on: Stage) -> None:
+async def after_a_take_over_the_old_offset_is_stable(on: Stage) -> None:
     me = await on.init()
     assert await on.commit_offset(me, 1, version=5) == OK
     await on.init()

@@ -1,7 +1,6 @@
-"""A record batch v2 written the slow and obvious way: what the compiled record path must write, byte for
-byte.
+"""An encoder of record batches v2 that is slow and obvious. The compiled record path must write the same bytes.
 
-It shares no code and no constant with the package. Even the CRC is computed from its definition.
+The encoder shares no code and no constant with the package. Even the CRC is computed from its definition.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 
 class OracleRecord(NamedTuple):
-    """`timestamp` in ms since 1970."""
+    """A record to encode; `timestamp` is in ms since 1970."""
 
     timestamp: int
     key: bytes | None = None
@@ -34,9 +33,9 @@ def encode_batch(
     log_append_time: int | None = None,
     base_timestamp: int | None = None,
 ) -> bytes:
-    """A whole batch, CRC included. `payload` stands for the records if they are compressed.
+    """Encode a whole batch with its CRC. `payload` replaces the records if they are compressed.
 
-    `base_timestamp` is the first record's, unless the batch had other records before.
+    `base_timestamp` is that of the first record, unless the batch used to start with other records.
     """
     if base_timestamp is None:
         base_timestamp = records[0].timestamp
@@ -63,7 +62,7 @@ def encode_batch(
 
 
 def encode_records(records: Sequence[OracleRecord], base_timestamp: int | None = None) -> bytes:
-    """The records alone, as they are compressed."""
+    """Encode only the records, which is the part that is compressed."""
     if base_timestamp is None:
         base_timestamp = records[0].timestamp
     return b"".join(
@@ -86,7 +85,7 @@ def encode_record(record: OracleRecord, offset_delta: int, timestamp_delta: int)
 
 
 def varint(value: int) -> bytes:
-    """Zigzag, then seven bits a byte, the lowest first; the eighth bit says that more follow."""
+    """Zigzag encoding in groups of seven bits, lowest first; the eighth bit of a byte says that more bytes follow."""
     left = 2 * value if value >= 0 else -2 * value - 1
     encoded = b""
     while left > 127:

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector(ThreadingHTTPServer):
-    """Runs in a thread, in a block of `with`."""
+    """A collector that runs in a thread during a `with` block."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, list[bytes]] = {}
@@ -39,7 +39,7 @@ class Collector(ThreadingHTTPServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which `opentelemetry-instrument` sends spans here."""
+        """Environment variables that make `opentelemetry-instrument` send spans here."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.address,
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",

@@ -1,4 +1,4 @@
-"""A producer on an embedded cluster, with settings that suit tests, and what has to be true when it has ended."""
+"""A producer on an embedded cluster, with settings for tests, and the checks after its close()."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ QUICK = {
     "delivery_timeout_ms": 4_000_000 * MS,
     "max_block_ms": 10_000_000 * MS,
 }
-"""Settings of a producer that shall not keep a test waiting."""
+"""Settings of a producer that does not keep a test waiting."""
 
 ONE_BATCH_PER_RECORD = {"batch_size": 1}
-"""A record larger than a batch gets a batch of its own."""
+"""Each record is larger than this and gets a separate batch."""
 
 FOUR_RECORDS_FILL_IT = {"batch_size": 1024, "buffer_memory": 4096}
-"""The buffer then holds four records of `LARGE` bytes, and no fifth."""
+"""The buffer then has room for four records of `LARGE` bytes, but not for a fifth."""
 LARGE = 900
 
 
@@ -74,7 +74,7 @@ AFTER_APPEND = [
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     ErrorCode.KAFKA_STORAGE_ERROR,
 ]
-"""Those of them that a broker may answer when the records are in its log already."""
+"""The codes in RETRIABLE that a broker may return although the records are already in its log."""
 
 NOT_RETRIABLE = [
     ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -104,7 +104,7 @@ BREAKS = {
 
 
 def quick_producer(servers: str | EmbeddedCluster, **settings: Any) -> Producer:
-    """A producer that is not started."""
+    """A producer that is not started yet."""
     servers = servers if isinstance(servers, str) else servers.bootstrap_servers
     return Producer(servers, **{**QUICK, **settings})
 
@@ -116,7 +116,7 @@ async def producing(
     cluster: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[EmbeddedCluster, Producer]]:
-    """A cluster and a started producer on it. Ended by close(timeout=0), after which nothing may be left."""
+    """A cluster and a started producer. close(timeout=0) ends the producer, which must leave nothing behind."""
     topics = {"t": 1} if topics is None else topics
     async with EmbeddedCluster(brokers, topics=topics, **(cluster or {})) as embedded:
         producer = quick_producer(embedded, **settings)
@@ -129,7 +129,7 @@ async def producing(
 
 
 async def assert_nothing_left(producer: Producer, cluster: EmbeddedCluster | None = None) -> None:
-    """After close(): no task, thread, timer, socket, reserved byte or unresolved batch of this producer."""
+    """Assert that close() has left no task, thread, timer, socket, reserved byte or unresolved batch."""
     assert repr(producer).startswith("<Producer closed")
     tasks = [task for task in producer._tasks if not task.done()]
     tasks += [task for task in asyncio.all_tasks() if task.get_name().startswith("aioproducer")]
@@ -143,17 +143,17 @@ async def assert_nothing_left(producer: Producer, cluster: EmbeddedCluster | Non
     assert (snapshot.in_flight, snapshot.records_buffered) == (0, 0)
     assert not [entry.node for entry in brokers._entries.values() if entry.connection or entry.task]
     assert not brokers._departing
-    # Threads, and what the loop itself still has to do for a closed socket or a cancelled timer, end in a moment.
+    # Threads, and the loop's own work for closed sockets and cancelled timers, end a moment later.
     await until(lambda: not any(thread.is_alive() for thread in producer._compressor.executor._threads))
     await until(lambda: not timers_left())
     if cluster is not None:
-        # A frozen broker does not notice.
+        # A frozen broker does not notice closed connections.
         running = [broker for broker in cluster._brokers if broker.state is BrokerState.RUNNING]
         await until(lambda: not any(broker.connection_count for broker in running))
 
 
 def timers_left() -> list[asyncio.TimerHandle]:
-    """Timers of this package that are still set; uvloop does not tell."""
+    """The timers of this package that are still set; none with uvloop, which does not list its timers."""
     scheduled = getattr(asyncio.get_running_loop(), "_scheduled", [])
     of_tests = str(Path(__file__).parent.parent)
     return [
@@ -169,23 +169,23 @@ def timers_left() -> list[asyncio.TimerHandle]:
 async def until(condition: Callable[[], object], seconds: float = 2) -> None:
     """Let the loop run until the condition holds; fail after `seconds` (of a fast machine)."""
     async with at_most(seconds * 1000 * MS):
-        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+        while not condition():  # noqa: ASYNC110  # the condition sets no event
             await asyncio.sleep(MS)
 
 
 async def until_chosen_from(producer: Producer, condition: Callable[[], object]) -> None:
-    """Until metadata fulfil the condition and partitions are chosen by them, from the sender's next pass on."""
+    """Wait until the condition holds and the sender has seen the current metadata, so that partitions follow it."""
     await until(lambda: condition() and producer._sender._seen_metadata == producer._metadata.version)
 
 
 async def within(seconds: float, waited_for: Awaitable[T]) -> T:
-    """Await it; fail after `seconds` (of a fast machine)."""
+    """Await `waited_for`; fail after `seconds` (of a fast machine)."""
     async with at_most(seconds * 1000 * MS):
         return await waited_for
 
 
 async def results(deliveries: Iterable[Delivery], seconds: float = 3) -> list[RecordMetadata | BaseException]:
-    """What became of each record: its metadata or its error. Fails if that takes longer."""
+    """Wait for the metadata or the error of each record; fail after `seconds` (of a fast machine)."""
     deliveries = list(deliveries)
     if deliveries:
         try:
@@ -199,7 +199,7 @@ async def results(deliveries: Iterable[Delivery], seconds: float = 3) -> list[Re
 
 
 async def error_of(delivery: Awaitable[Any], seconds: float = 3) -> KafkaError:
-    """The error that a delivery, or a call, must end with."""
+    """Return the error of a delivery or a call, which must fail."""
     try:
         result = await within(seconds, delivery)
     except KafkaError as error:
@@ -213,21 +213,21 @@ def values(cluster: EmbeddedCluster, topic: str = "t", partition: int | None = N
 
 
 def numbers(cluster: EmbeddedCluster, topic: str = "t", partition: int | None = None) -> list[int]:
-    """The values in the log, where the test wrote numbers."""
+    """The values in the log as numbers, if the test wrote numbers."""
     return [int(value or b"-1") for value in values(cluster, topic, partition)]
 
 
 async def send_numbers(
     producer: Producer, numbers: Iterable[int], topic: str = "t", **record: Any
 ) -> list[Delivery]:
-    """Send each number as a value of its own."""
+    """Send one record for each number."""
     return [await producer.send(topic, b"%d" % number, **record) for number in numbers]
 
 
 async def send_to_a_re_created_topic(
     cluster: EmbeddedCluster, producer: Producer, count: int
 ) -> list[Delivery]:
-    """Send `count` records in one batch that the log of a deleted topic may contain, and that of the new topic not.
+    """Send `count` records in one batch that may be in the log of a deleted topic, but not in that of the new topic.
 
     The broker answers each further attempt with NOT_ENOUGH_REPLICAS. The cluster must know topic ids in Produce (4.1).
     """
@@ -244,17 +244,17 @@ async def send_to_a_re_created_topic(
 
 
 def produce_count(cluster: EmbeddedCluster, node: int | None = None) -> int:
-    """How many Produce requests brokers have read."""
+    """The number of Produce requests that the brokers have read."""
     return len(cluster.requests_of(ApiKey.PRODUCE, node))
 
 
 def metadata_count(cluster: EmbeddedCluster) -> int:
-    """How many Metadata requests brokers have read."""
+    """The number of Metadata requests that the brokers have read."""
     return len(cluster.requests_of(ApiKey.METADATA))
 
 
 async def offsets(deliveries: Iterable[Delivery]) -> list[int | None]:
-    """The offsets of records that must all be delivered."""
+    """Wait for the offsets of records, which must all be delivered."""
     found = await results(deliveries)
     errors = [error for error in found if isinstance(error, BaseException)]
     assert not errors, errors
@@ -277,5 +277,5 @@ def partitions_of(request: SeenRequest) -> list[int]:
 
 
 def by_name(code: ErrorCode) -> str:
-    """For the ids of parametrized tests."""
+    """The id of a parametrized test."""
     return code.name

@@ -2,8 +2,8 @@
 
     @pytest.mark.promise("Records", "a record larger than `batch_size` has a batch of its own")
 
-A mark names a section and the promise; a test may have several, and several tests may keep one promise in the same
-words. The files are parsed and not imported, so this takes seconds."""
+A mark names a section and a promise. A test may have several marks, and several tests may have the same mark. The
+files are parsed, not imported, so this takes only seconds."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Promise(NamedTuple):
 
 
 class MarkError(ValueError):
-    """A mark that names no section and text, or that is not on a test; the message begins with its file and line."""
+    """A mark without a section and a text, or a mark that is not on a test; the message begins with file and line."""
 
 
 def promises() -> dict[Promise, list[str]]:
     """All promises, in the order of the table, each with the node ids of its tests.
 
     Raises:
-        MarkError: a mark is not as it should be."""
+        MarkError: a mark is invalid."""
     found: dict[Promise, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for promise, test in marks_in(path.read_text(), path.relative_to(ROOT).as_posix()):
@@ -69,7 +69,7 @@ def marks_in(source: str, path: str) -> Iterator[tuple[Promise, str]]:
     """Each promise of a test file, with the node id of its test.
 
     Raises:
-        MarkError: a mark is not as it should be."""
+        MarkError: a mark is invalid."""
     if "mark.promise" not in source:
         return
     tree = ast.parse(source)
@@ -126,7 +126,7 @@ def _read(mark: ast.Call, path: str) -> Promise:
 
 
 def _place(promise: Promise) -> tuple[int, list[str | int]]:
-    """By section, then by text; KIP-91 comes before KIP-110."""
+    """The sort key: the section, then the text; KIP-91 comes before KIP-110."""
     parts = re.split(r"(\d+)", promise.text.lower().replace("`", ""))
     return SECTIONS.index(promise.section), [int(part) if part.isdigit() else part for part in parts]
 
@@ -138,7 +138,7 @@ def main() -> None:
     except MarkError as error:
         sys.exit(str(error))
     except BrokenPipeError:
-        # `make promises | head` has read enough. Python would flush again at its end, and complain.
+        # `make promises | head` has read enough. Without this, Python would flush at exit and report an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -24,7 +24,7 @@ LIMIT = 2.0
 SAMPLES = "test_prose.py"
 """The test file with samples of each phrase, which do not count."""
 FEWEST_WORDS = 4
-"""A string literal with fewer words is a name or a value, not prose."""
+"""String literals with fewer words are names or values, not prose."""
 
 PHRASES: dict[str, re.Pattern[str]] = {
     "nobody, somebody, whoever": re.compile(r"\b(nobody|somebody|whoever|whomever|anybody)\b", re.I),
@@ -37,7 +37,7 @@ PHRASES: dict[str, re.Pattern[str]] = {
     ),
     "not any more": re.compile(r"\b(not|n't)\b[^.;:]{1,60}\bany more\b", re.I),
     "mend": re.compile(r"\b(mend|mends|mended)\b", re.I),
-    "by whom, to whom": re.compile(r"\b(by|to|for|of|with) whom\b", re.I),
+    "to whom": re.compile(r"\b(by|to|for|of|with) whom\b", re.I),
 }
 
 PARTS = [
@@ -56,12 +56,14 @@ PARTS = [
     "benchmarks",
     "tests/campaigns",
     "tests/end_to_end",
+    "tests/support",
+    "tests/testing",
     "README.md",
     "DESIGN.md",
     "SECURITY.md",
     "CHANGELOG.md",
 ]  # fmt: skip
-"""Parts of the project, each counted by itself; `aioproducer` and `tests` mean only the files directly in them."""
+"""Parts of the project, each counted separately; `aioproducer` and `tests` mean only the files directly in them."""
 
 
 class Prose(NamedTuple):
@@ -70,7 +72,7 @@ class Prose(NamedTuple):
     line: int
     text: str
     is_opening: bool = True
-    """It can have an odd opening; messages begin in the middle of a sentence."""
+    """Whether its opening counts; messages begin in the middle of a sentence."""
 
 
 class Hit(NamedTuple):
@@ -84,14 +86,14 @@ class Count(NamedTuple):
     hits: list[Hit]
 
     def excesses(self) -> dict[str, float]:
-        """How often the phrases above the limit occur, per 10,000 words."""
+        """The rates of the phrases above the limit, per 10,000 words."""
         counts = Counter(hit.phrase for hit in self.hits)
         rates = {phrase: 10_000 * count / self.words for phrase, count in counts.items()}
         return {phrase: rate for phrase, rate in rates.items() if rate > LIMIT and counts[phrase] > 1}
 
 
 def prose_of_python(source: str) -> Iterator[Prose]:
-    """Docstrings, also those of fields, comments and message texts."""
+    """Docstrings (including those of fields), comments and message texts."""
     documenting: set[ast.expr] = set()
     for node in ast.walk(ast.parse(source)):  # parents first
         if isinstance(node, ast.Expr):
@@ -157,7 +159,7 @@ def files_of(part: str) -> list[Path]:
 
 
 def count(part: str) -> Count:
-    """Read one part of the project."""
+    """Count the words and the phrases in one part of the project."""
     words, hits = 0, []
     for file in files_of(part):
         for prose in READERS[file.suffix](file.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""A Kafka client that does exactly what a test says: one frame out, one frame in."""
+"""A Kafka client under the full control of a test: one frame out, one frame in."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster
 from tests.support.oracle import OracleRecord, encode_batch
 
-TIMEOUT = 10.0  # seconds; long, because a slow machine is no failure
+TIMEOUT = 10.0  # seconds; long, because a slow machine is not a failure
 NOW = 1_700_000_000_000
 
 
 def address(cluster: EmbeddedCluster, node: int = 0) -> str:
-    """Where a broker listens."""
+    """The address of a broker, host:port."""
     return f"{cluster.nodes[node].host}:{cluster.nodes[node].port}"
 
 
@@ -47,7 +47,7 @@ class RawClient:
             pass
 
     async def ask(self, request: Message, version: int) -> Message:
-        """Send a request and wait for its answer."""
+        """Send a request and wait for the response."""
         correlation_id = self.send(request, version)
         return await self.answer(request, version, correlation_id)
 
@@ -65,7 +65,7 @@ class RawClient:
             return await self.reader.readexactly(int.from_bytes(await self.reader.readexactly(4), "big"))
 
     async def is_closed(self) -> bool:
-        """Wait until the broker has closed the connection, and nothing came before."""
+        """Wait for the next byte; True if the broker has closed the connection instead of sending one."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 return await self.reader.read(1) == b""
@@ -75,7 +75,7 @@ class RawClient:
     async def produce(
         self, batch: bytes, topic: str = "t", partition: int = 0, version: int = 12, acks: int = -1
     ) -> ProduceResponse.PartitionProduceResponse:
-        """Send one batch and return what the broker says about it."""
+        """Send one batch and return the broker's answer for its partition."""
         response = await self.ask(produce_request({(topic, partition): batch}, acks=acks), version)
         assert isinstance(response, ProduceResponse)
         return response.responses[0].partition_responses[0]
@@ -116,7 +116,7 @@ def produce_request(
 def batch_of(
     *values: bytes, sequence: int = -1, producer_id: int = -1, epoch: int = 0, timestamp: int = NOW
 ) -> bytes:
-    """A batch of records without keys; with a sequence it is an idempotent producer's."""
+    """A batch of records without keys; with a sequence, the batch of an idempotent producer."""
     return encode_batch(
         [OracleRecord(timestamp + index, None, value) for index, value in enumerate(values)],
         producer_id=7 if sequence >= 0 and producer_id < 0 else producer_id,

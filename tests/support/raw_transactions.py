@@ -1,4 +1,4 @@
-"""A transactional producer that does exactly what a test says: raw requests, each in the version that is named."""
+"""A transactional producer under the full control of a test: raw requests, each in a given version."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ COME_BACK = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 )
-"""What a coordinator answers that has something to do first."""
+"""Error codes of a coordinator that asks the client to try again later."""
 
 
 NOT_LED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-"""What is said of a topic for a moment after it was made."""
+"""Error codes for a topic that has just been created."""
 
 
 class Identity(NamedTuple):
-    """Who a producer is, or the error code that it was answered instead."""
+    """The id and epoch of a producer, or the error code that the broker returned instead."""
 
     producer_id: int
     epoch: int
     error: int = 0
 
     def older(self, epochs: int = 1) -> Identity:
-        """The same producer before."""
+        """The same producer with an earlier epoch."""
         return self._replace(epoch=self.epoch - epochs)
 
 
@@ -69,39 +69,39 @@ NOBODY = Identity(-1, -1)
 
 
 def refused(code: ErrorCode) -> Identity:
-    """What is answered instead of a producer id and an epoch."""
+    """The identity that comes with an error code."""
     return Identity(-1, -1, code)
 
 
 class Fetched(NamedTuple):
-    """What a consumer is told about a partition."""
+    """The part of a Fetch response for one partition."""
 
     records: memoryview
     last_stable_offset: int
     aborted: list[tuple[int, int]]
-    """Producer id and first offset."""
+    """The producer id and first offset of each aborted transaction."""
 
     def batches(self) -> Iterator[tuple[BatchHeader, list[Record]]]:
-        """All batches, those of aborted transactions and the markers included."""
+        """All batches, including markers and those of aborted transactions."""
         for batch in split_batches(self.records):
             header = read_header(batch)
             yield header, list(read_records(batch[HEADER_SIZE:], header))
 
     @property
     def end_offset(self) -> int:
-        """Behind the last batch."""
+        """The offset after the last batch."""
         return max((header.last_offset + 1 for header, _ in self.batches()), default=0)
 
     @property
     def values(self) -> list[bytes | None]:
-        """Of the data records, those of aborted transactions included."""
+        """The values of all data records, including those of aborted transactions."""
         return [
             record.value for header, records in self.batches() if not header.is_control for record in records
         ]
 
     @property
     def markers(self) -> list[tuple[bool, int, int]]:
-        """Of each control batch: commit, producer id, epoch."""
+        """The control batches: whether each is a commit, its producer id and epoch."""
         return [
             (records[0].key == b"\x00\x00\x00\x01", header.producer_id, header.producer_epoch)
             for header, records in self.batches()
@@ -109,7 +109,7 @@ class Fetched(NamedTuple):
         ]
 
     def visible(self) -> list[bytes | None]:
-        """What a consumer with read_committed shows its user: without the aborted transactions."""
+        """The values that a read_committed consumer returns: without aborted transactions."""
         aborted = sorted(self.aborted, key=lambda one: one[1])
         ongoing: dict[int, None] = {}
         values: list[bytes | None] = []
@@ -124,7 +124,7 @@ class Fetched(NamedTuple):
 
 
 class GroupOffset(NamedTuple):
-    """What OffsetFetch says of one partition."""
+    """The answer of OffsetFetch for one partition."""
 
     error: int
     offset: int = -1
@@ -132,17 +132,17 @@ class GroupOffset(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """What TxnOffsetCommit says of one partition."""
+    """An offset to commit with TxnOffsetCommit."""
 
     offset: int
     metadata: str | None = ""
 
 
 async def settled(ask: Callable[[], Awaitable[T]], *codes: int) -> T:
-    """Ask until the answer is none of those that say: come back (of markers being written, of logs being read)."""
+    """Repeat a request until its error code is not one of `codes`, by default COME_BACK."""
     pending = codes or COME_BACK
     async with asyncio.timeout(TIMEOUT):
-        while getattr(answer := await ask(), "error", answer) in pending:  # noqa: ASYNC110  # it may be Kafka
+        while getattr(answer := await ask(), "error", answer) in pending:  # noqa: ASYNC110  # may be Kafka
             await asyncio.sleep(5 * MS)
     return answer
 
@@ -159,7 +159,7 @@ class Transactions:
         self.group = group
 
     async def find(self) -> None:
-        """Wait until the topic is led, and find both coordinators, which makes the internal topics."""
+        """Wait until the topic has leaders, and find both coordinators, which creates the internal topics."""
         for partition in range(3):
             assert await settled(lambda partition=partition: self._fetch_error(partition), *NOT_LED) == 0
         for key_type, key in ((0, self.group), (1, self.name)):
@@ -189,13 +189,13 @@ class Transactions:
     async def init(
         self, expected: Identity = NOBODY, *, version: int = 5, timeout_ms: int = 60_000
     ) -> Identity:
-        """InitProducerId until it is answered for good."""
+        """InitProducerId, repeated until the answer is final."""
         return await settled(lambda: self.init_once(expected, version=version, timeout_ms=timeout_ms))
 
     async def add(
         self, producer: Identity, *partitions: int, version: int = 3, topic: str | None = None
     ) -> list[int]:
-        """AddPartitionsToTxn; the error code of each partition."""
+        """AddPartitionsToTxn; returns the error code of each partition."""
         name = topic or self.topic
         codes = await self.add_topics(producer, {name: partitions}, version=version)
         return [codes[name, partition] for partition in partitions]
@@ -221,7 +221,7 @@ class Transactions:
         }
 
     async def added(self, producer: Identity, *partitions: int) -> None:
-        """AddPartitionsToTxn until the markers of the transaction before are written; no other error."""
+        """AddPartitionsToTxn, repeated until the previous transaction's markers are written; it must succeed."""
 
         async def ask() -> int:
             return max(await self.add(producer, *partitions))
@@ -245,7 +245,7 @@ class Transactions:
         return Identity(response.producer_id, response.producer_epoch, response.error_code)
 
     def end_request(self, producer: Identity, *, commit: bool) -> EndTxnRequest:
-        """EndTxn, to be sent."""
+        """An EndTxn request."""
         return EndTxnRequest(
             transactional_id=self.name,
             producer_id=producer.producer_id,
@@ -254,11 +254,11 @@ class Transactions:
         )
 
     async def end(self, producer: Identity, *, commit: bool, version: int) -> Identity:
-        """EndTxn until it is answered for good."""
+        """EndTxn, repeated until the answer is final."""
         return await settled(lambda: self.end_once(producer, commit=commit, version=version))
 
     def produce_request(self, batches: Mapping[tuple[str, int], bytes], *, acks: int = -1) -> ProduceRequest:
-        """Produce, to be sent."""
+        """A Produce request."""
         request = produce_request(dict(batches), acks=acks)
         request.transactional_id = self.name
         return request
@@ -266,7 +266,7 @@ class Transactions:
     async def produce_all(
         self, batches: Mapping[tuple[str, int], bytes], *, version: int, name: str | None = "", acks: int = -1
     ) -> list[ProduceResponse.PartitionProduceResponse]:
-        """One Produce request; the answers in the order of the batches."""
+        """Send one Produce request; returns the answers in the order of the batches."""
         request = self.produce_request(batches, acks=acks)
         request.transactional_id = self.name if name == "" else name
         response = await self.client.ask(request, version)
@@ -281,7 +281,7 @@ class Transactions:
     async def produce_once(
         self, producer: Identity, sequence: int, *values: bytes, version: int, partition: int = 0
     ) -> ProduceResponse.PartitionProduceResponse:
-        """Produce with one transactional batch."""
+        """Send one Produce request with one transactional batch."""
         batch = txn_batch(producer, sequence, *(values or (b"x",)))
         (answer,) = await self.produce_all({(self.topic, partition): batch}, version=version)
         return answer
@@ -289,7 +289,7 @@ class Transactions:
     async def produce(
         self, producer: Identity, sequence: int, *values: bytes, version: int, partition: int = 0
     ) -> int:
-        """The error code of one transactional batch, once the leader has been able to ask the coordinator."""
+        """Send one transactional batch, repeated until the answer is final; returns the error code."""
 
         async def ask() -> int:
             answer = await self.produce_once(
@@ -309,7 +309,7 @@ class Transactions:
         member: str = "",
         instance: str | None = None,
     ) -> list[int]:
-        """TxnOffsetCommit; the error code of each partition."""
+        """TxnOffsetCommit; returns the error code of each partition."""
         topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
         for (topic, partition), (offset, metadata) in offsets.items():
             part = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
@@ -335,7 +335,7 @@ class Transactions:
         return [part.error_code for topic in response.topics for part in topic.partitions]
 
     async def commit_offset(self, producer: Identity, offset: int, *, version: int) -> int:
-        """TxnOffsetCommit of partition 0 until the coordinators are ready for it."""
+        """TxnOffsetCommit of partition 0, repeated until the answer is final."""
 
         async def ask() -> int:
             (code,) = await self.commit_offsets(producer, {(self.topic, 0): Offset(offset)}, version=version)
@@ -346,7 +346,7 @@ class Transactions:
     async def fetch_offsets(
         self, partitions: Sequence[int] | None = (0,), *, version: int = 8, stable: bool = True
     ) -> dict[int, GroupOffset]:
-        """OffsetFetch; what is said of each partition of the topic."""
+        """OffsetFetch; returns the answer for each partition of the topic, or under -1 the error of the group."""
         if version >= 8:
             asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group, topics=None)
             if partitions is not None:
@@ -377,7 +377,7 @@ class Transactions:
         }
 
     async def offset(self) -> GroupOffset:
-        """The stable offset of partition 0, once there is one."""
+        """Wait for a stable offset of partition 0 and return it."""
 
         async def ask() -> GroupOffset:
             found = await self.fetch_offsets()
@@ -391,7 +391,7 @@ class Transactions:
     async def fetch(
         self, partition: int = 0, *, offset: int = 0, committed: bool = True, version: int = 11
     ) -> Fetched:
-        """Everything that a consumer is given from an offset on."""
+        """Fetch a partition from an offset."""
         answer = await self._fetched(partition, offset, committed, version)
         assert answer.error_code == 0
         assert (answer.aborted_transactions is not None) is committed
@@ -416,7 +416,7 @@ class Transactions:
         return response.responses[0].partitions[0]
 
     async def visible(self, partition: int = 0) -> list[bytes | None]:
-        """What a consumer with read_committed shows its user, once every transaction has ended."""
+        """Wait until every transaction has ended, and return the values that a read_committed consumer sees."""
 
         async def is_stable() -> bool:
             found = await self.fetch(partition, committed=False)
@@ -428,7 +428,7 @@ class Transactions:
 
 def txn_batch(producer: Identity, sequence: int, *values: bytes, transactional: bool = True) -> bytes:
     """A batch of a transactional producer."""
-    # Of today, since Kafka would begin a new segment with a marker that is much younger, and delete the old one.
+    # The current time. After older records, the marker would begin a new segment, and Kafka would delete the old one.
     now = int(time.time() * 1000)
     return encode_batch(
         [OracleRecord(now, None, value) for value in values],

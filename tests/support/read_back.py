@@ -1,7 +1,6 @@
-"""What stands in a topic, as a consumer that shares no code with the producer sees it.
+"""Reads a topic with a consumer that shares no code with the producer: confluent-kafka in assign mode, in a thread.
 
-Tests against a real Kafka compare with this: confluent-kafka in assign mode, in a thread. `compare_with_log`
-holds what the producer said about each record against it, exactly.
+Tests against a real Kafka use this. `compare_with_log` compares the log with the producer's result for each record.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from aioproducer.errors import DeliveryError
 from aioproducer.types import Outcome
 
 POLL = 0.2
-"""Seconds that one look for more records may take."""
+"""Seconds that one poll for more records may take."""
 
 
 class LogRecord(NamedTuple):
@@ -37,18 +36,18 @@ class LogRecord(NamedTuple):
     timestamp: int
     """In ms since 1970."""
     timestamp_type: int
-    """As in RecordMetadata: 0 is the producer's, 1 the broker's (LogAppendTime)."""
+    """As in RecordMetadata: 0 is the producer's time (CreateTime), 1 the broker's (LogAppendTime)."""
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
 
 
 Log = dict[int, list[LogRecord]]
-"""The records of a topic by partition, in the order of their offsets. Every partition is there."""
+"""The records of a topic by partition, in the order of their offsets. Every partition has an entry."""
 
 
 class Sent(NamedTuple):
-    """A record whose value no other record has, and what the producer said about it."""
+    """A record with a unique value, and the producer's result for it."""
 
     value: bytes
     result: RecordMetadata | BaseException
@@ -68,9 +67,9 @@ async def read_back(
     Args:
         servers: "host:port,host:port".
         topic: must exist.
-        offsets: the partitions to read, and where each begins; all of them from the beginning by default.
-        until: offsets before which a partition has not ended: for the moment after a change of leaders, when
-            followers and leader do not agree yet on what is committed.
+        offsets: the partitions to read, each with its first offset; all from the beginning by default.
+        until: for some partitions, an offset before which an end of the partition is ignored. It is needed just
+            after a change of leaders, while followers and leader do not agree yet on the high watermark.
         committed_only: leave out records of aborted and open transactions.
         timeout: in seconds.
 
@@ -89,7 +88,7 @@ async def read_back(
 
 
 async def scan(servers: str, topic: str, take: Callable[[Message], None], *, timeout: float = 60.0) -> None:
-    """Hand each record of a topic that is too long to be kept to `take`, which is called in a thread.
+    """Pass each record of a topic to `take`, called in a thread; for topics too long to be kept in memory.
 
     Raises:
         TimeoutError: the ends were not reached in time (seconds).
@@ -106,12 +105,12 @@ def _read(
     timeout: float,
     take: Callable[[Message], None],
 ) -> list[int]:
-    """Returns the partitions that were read."""
+    """Read to the ends and return the partitions that were read."""
     deadline = time.monotonic() + timeout
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
-            "group.id": "read-back",  # asked for by confluent-kafka; never joined
+            "group.id": "read-back",  # confluent-kafka requires it; the group is never joined
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": "read_committed" if committed_only else "read_uncommitted",
@@ -159,15 +158,15 @@ def _record(message: Message) -> LogRecord:
 
 
 def compare_with_log(sent: Iterable[Sent], log: Log) -> Counter[str]:
-    """Assert that the log is what the producer said, and count: "acknowledged", "unknown", "not persisted"
-    and "unknown but there".
+    """Assert that the log agrees with the producer's results, and count: "acknowledged", "unknown",
+    "not persisted" and "unknown but there".
 
-    Every acknowledged record stands at its offset (if it got one) and nowhere else, no record that is
-    NOT_PERSISTED is there, one that is UNKNOWN is there at most once, and nothing else is there.
+    Every acknowledged record is at its offset (if it got one) and nowhere else. No record that is NOT_PERSISTED is in
+    the log, one that is UNKNOWN is there at most once, and the log contains nothing else.
     """
     sent = list(sent)
     values = [record.value for record in sent]
-    assert len(set(values)) == len(values), "the values must differ to be told apart"
+    assert len(set(values)) == len(values), "the values are not unique"
     places: dict[bytes | None, list[tuple[int, int]]] = {}
     for records in log.values():
         for record in records:
@@ -199,7 +198,7 @@ def compare_with_log(sent: Iterable[Sent], log: Log) -> Counter[str]:
 
 
 def assert_in_order(log: Log) -> None:
-    """Assert that the values of each key, "<anything>:<number>", rise, and that a key has one partition."""
+    """Assert that each key is in one partition and that the numbers in its values, "<anything>:<number>", rise."""
     last: dict[bytes | None, tuple[int, int]] = {}
     for partition, records in log.items():
         for record in records:
@@ -212,7 +211,7 @@ def assert_in_order(log: Log) -> None:
 
 
 async def result_of(delivery: asyncio.Future[RecordMetadata]) -> RecordMetadata | DeliveryError:
-    """What became of a record, whatever it is."""
+    """Wait for the metadata or the error of a record."""
     try:
         return await delivery
     except DeliveryError as error:

@@ -1,4 +1,4 @@
-"""The batches of a `records` field, one by one."""
+"""Splits a `records` field into its batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from aioproducer.protocol.recordbatch import read_header
 
 
 def split_batches(records: Bytes) -> Iterator[memoryview]:
-    """The batches of a `records` field one by one, header included, without copying.
+    """Yield the batches of a `records` field with their headers, without copying.
 
     Raises:
-        ProtocolError: a header is malformed, or the last batch is cut off. Raised when that batch's turn
-            comes.
+        ProtocolError: a header is malformed, or the last batch is cut off. Raised after the batches before it.
     """
     view = memoryview(records)
     at = 0

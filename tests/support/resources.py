@@ -1,4 +1,4 @@
-"""What a long run holds at regular times, and whether it is ever more."""
+"""Measures the resources of a long run at regular times, and finds those that grow."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pathlib import Path
 from aioproducer.records._record_path import spare_memory
 
 WARM_UP = 0.2
-"""The share of a run after which nothing may grow any more."""
+"""The share of a run after which nothing may grow."""
 MOST = 0.1
-"""The most that something may have grown over the rest of the run, as a share of what it was."""
+"""The largest growth allowed over the rest of the run, as a share of the smallest value."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was held at one time."""
+    """The resources in use at one time."""
 
     seconds: float
-    """Since the run began."""
+    """The time since the run began."""
     held: Mapping[str, float]
-    """How much of what."""
+    """The amount of each resource."""
 
 
 def of_this_process(seconds: float) -> Sample:
     """Measure this process, on Linux, while an event loop runs in it.
 
-    Free memory goes back to the system first, so that fragmentation does not count as growth. The blocks that the
-    producers keep for later batches do not count, either: their number has a limit."""
+    Free memory is returned to the system first, so that fragmentation does not count as growth. The blocks that the
+    producers keep for later batches do not count either, because their number is limited."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -52,14 +52,14 @@ def of_this_process(seconds: float) -> Sample:
 
 
 def _descriptors() -> Iterator[str]:
-    """What each descriptor of this process stands for; pipes are librdkafka's, which closes them some time later."""
+    """The target of each descriptor of this process. librdkafka closes its pipes only after some time."""
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the others
             yield os.readlink(descriptor)
 
 
 def slope(samples: Sequence[Sample], name: str) -> float:
-    """How much more of it a second brings: the straight line with the least squares."""
+    """The growth of a resource per second: the slope of the least-squares line."""
     mean_time = sum(sample.seconds for sample in samples) / len(samples)
     mean = sum(sample.held[name] for sample in samples) / len(samples)
     spread = sum((sample.seconds - mean_time) ** 2 for sample in samples)
@@ -68,13 +68,13 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def steady(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Those after the warm-up."""
+    """The samples after the warm-up."""
     end = samples[-1].seconds
     return [sample for sample in samples if sample.seconds >= WARM_UP * end]
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """A sentence for everything that grew after the warm-up, by more than MOST of it and by one at least."""
+    """Describe each resource that grew after the warm-up by at least one and at least the share MOST."""
     rest = steady(samples)
     time = rest[-1].seconds - rest[0].seconds
     found = []
@@ -83,7 +83,5 @@ def growth(samples: Sequence[Sample]) -> list[str]:
         before = min(sample.held[name] for sample in rest)
         if grown >= max(MOST * before, 1):
             first, last = rest[0].held[name], rest[-1].held[name]
-            found.append(
-                f"{name}: {grown:.1f} more in {time:.0f} s; {first:.1f} at first, {last:.1f} at last"
-            )
+            found.append(f"{name}: {grown:.1f} more in {time:.0f} s; from {first:.1f} to {last:.1f}")
     return found

@@ -1,4 +1,4 @@
-"""confluent-kafka's serializers with one schema in each format, and a schema registry that answers as scripted."""
+"""confluent-kafka's serializers with one schema in each format, and a scripted schema registry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AVRO = json.dumps(
     }
 )
 AVRO_WITH_TEXT = AVRO.replace('"long"', '"string"')
-"""Not compatible with AVRO."""
+"""A schema that is not compatible with AVRO."""
 JSON_SCHEMA = json.dumps(
     {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -106,17 +106,17 @@ FORMATS = {
 
 
 def new_client(url: str, **conf: Any) -> SchemaRegistryClient:
-    """Return a blocking client; `mock://` is a registry in memory, of this client alone."""
+    """Return a blocking client; `mock://` is a registry in memory that only this client uses."""
     return SchemaRegistryClient.new_client({"url": url, **conf})
 
 
 def new_async_client(url: str, **conf: Any) -> AsyncSchemaRegistryClient:
-    """Return an async client; `mock://` is a registry in memory, of this client alone."""
+    """Return an async client; `mock://` is a registry in memory that only this client uses."""
     return AsyncSchemaRegistryClient.new_client({"url": url, **conf})
 
 
 class ScriptedRegistry:
-    """An HTTP server that accepts every schema, or answers as a test says."""
+    """An HTTP server that accepts every schema, or answers with the error that a test sets."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -125,12 +125,12 @@ class ScriptedRegistry:
         """The status and body of the answer; None registers the schema."""
         self.was_asked = threading.Event()
         self.may_answer = threading.Event()
-        """Cleared by a test, it delays the answers until it is set."""
+        """If a test clears it, answers are delayed until it is set."""
         self.may_answer.set()
         self.answered_in_time: list[bool] = []
-        """For each request, whether `may_answer` was set before PATIENCE had passed."""
+        """For each request, whether `may_answer` was set before `patience` had passed."""
         self.patience = 10.0
-        """Seconds until a request is answered although `may_answer` is not set."""
+        """Seconds after which a request is answered even if `may_answer` is not set."""
         self.url = ""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""A peer that does exactly what a test tells it: reads requests, writes any bytes.
+"""A broker under the full control of a test: it reads requests and writes any bytes.
 
-And what else the tests of connections, brokers and metadata share."""
+Other helpers for the tests of connections, brokers and metadata are also here."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tests.conftest import MS, at_most
 HOST = "127.0.0.1"
 
 LONG = 5000 * MS
-"""Seconds in which whatever a test waits for has happened."""
+"""The longest wait of a test, in seconds."""
 
 
 def make_config(servers: str = "127.0.0.1:1", **settings: object) -> ProducerConfig:
-    """A producer's defaults, with back-offs and deadlines that suit tests."""
+    """A producer's default settings, with short back-offs for tests."""
     quick = {"reconnect_backoff_ms": 10, "reconnect_backoff_max_ms": 40, "retry_backoff_ms": 10}
     return ProducerConfig.of(**{**quick, "bootstrap_servers": servers, **settings})
 
@@ -47,7 +47,7 @@ def make_config(servers: str = "127.0.0.1:1", **settings: object) -> ProducerCon
 async def until(condition: Callable[[], object], seconds: float = LONG) -> None:
     """Let the loop run until the condition holds; fail after `seconds`."""
     async with at_most(seconds):
-        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+        while not condition():  # noqa: ASYNC110  # the condition sets no event
             await asyncio.sleep(MS)
 
 
@@ -59,12 +59,16 @@ class Peer:
         self.writer = writer
 
     async def request(self) -> tuple[RequestHeader, Message]:
-        """The next request; IncompleteReadError if the client has closed."""
+        """Read the next request.
+
+        Raises:
+            IncompleteReadError: the client has closed the connection.
+        """
         size = int.from_bytes(await self.reader.readexactly(4), "big")
         return decode_request(await self.reader.readexactly(size))
 
     def frame(self, header: RequestHeader, response: Message, **changed: int) -> bytes:
-        """The answer to a request as bytes; `version` and `correlation_id` may be other ones."""
+        """Encode the response to a request; `version` and `correlation_id` replace the request's."""
         version = changed.get("version", header.version)
         correlation_id = changed.get("correlation_id", header.correlation_id)
         return b"".join(encode_response(response, version, correlation_id))
@@ -73,13 +77,13 @@ class Peer:
         self.writer.write(self.frame(header, response, **changed))
 
     async def handshake(self, **ranges: tuple[int, int]) -> None:
-        """Answer the ApiVersions request: all that the client speaks, or other ranges, by the API's name."""
+        """Answer the ApiVersions request with the client's own versions, or with other ranges by API name."""
         header, _ = await self.request()
         assert header.api_key == ApiKey.API_VERSIONS
         self.answer(header, api_versions(**ranges))
 
     async def read_to_end(self) -> None:
-        """Read and drop until the client closes."""
+        """Read and discard bytes until the client closes the connection."""
         while await self.reader.read(65536):
             pass
 
@@ -97,7 +101,7 @@ def api_versions(**ranges: tuple[int, int]) -> ApiVersionsResponse:
 def metadata_response(
     port: int, topics: dict[str, int] | None = None, node_id: int = 0, **fields: object
 ) -> MetadataResponse:
-    """One broker, and topics with so many partitions, all led by it."""
+    """A response with one broker that leads all partitions; `topics` are their numbers by topic."""
     return MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=node_id, host=HOST, port=port)],
         cluster_id="test",
@@ -139,11 +143,9 @@ _RESERVED = 32
 
 
 def dead_port() -> int:
-    """A port that refuses to connect: bound, so that nobody else gets it meanwhile, and not listened on."""
+    """A port that refuses connections. A socket that does not listen is bound to it, so no other process gets it."""
     unheard = socket.socket()
-    unheard.setsockopt(
-        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # a server that asks for this very port gets it
+    unheard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server may still bind exactly this port
     unheard.bind((HOST, 0))
     _reserved.append(unheard)
     while len(_reserved) > _RESERVED:
@@ -160,14 +162,14 @@ atexit.register(_let_go)
 
 
 class ScriptedBroker:
-    """Runs `serve` for each connection. Leaves neither socket nor task behind."""
+    """Runs `serve` for each connection, and leaves no socket and no task behind."""
 
     def __init__(self, serve: Callable[[Peer], Awaitable[object]], port: int = 0) -> None:
         self._serve = serve
         self.port = port
         self.connections = 0
         self.errors: list[BaseException] = []
-        """What `serve` raised, except that the client went away."""
+        """The errors that `serve` raised, except those of a client that closed the connection."""
         self._tasks: list[asyncio.Task[None]] = []
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -198,7 +200,7 @@ class ScriptedBroker:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         for _ in range(3):
-            await asyncio.sleep(0)  # connections that are just being accepted
+            await asyncio.sleep(0)  # lets connections that are being accepted start their tasks
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -212,7 +214,7 @@ class ScriptedBroker:
 
 
 class Net:
-    """Brokers and Metadata as a producer has them."""
+    """Brokers and Metadata, connected as in a producer."""
 
     def __init__(self, servers: str, **settings: object) -> None:
         self.config = make_config(servers, **settings)
@@ -234,12 +236,12 @@ class Net:
         await self.metadata.first_update(asyncio.get_running_loop().time() + LONG)
 
     async def become_ready(self, node_id: int) -> None:
-        """What the sender does: ask, sleep until the wake-up event or the time to try again."""
+        """Wait for a node like the sender: ask, then sleep until the wake-up event or the time to retry."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(LONG):
             while True:
                 self.wake.clear()
-                began = loop.time()  # before `ready` looks at the clock: a back-off may end in between
+                began = loop.time()  # before `ready` reads the clock: a back-off may end in between
                 if self.brokers.ready(node_id):
                     return
                 retry_at = self.brokers.retry_at(node_id, began)
@@ -247,7 +249,7 @@ class Net:
                     async with asyncio.timeout_at(retry_at or loop.time() + 3000 * MS):
                         await self.wake.wait()
                 except TimeoutError:
-                    assert retry_at is not None, "nobody woke the sender"
+                    assert retry_at is not None, "the sender was not woken"
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:

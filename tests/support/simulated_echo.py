@@ -1,4 +1,4 @@
-"""A server of the simulated network that sends back what it is sent."""
+"""An echo server in the simulated network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 async def echo(reader, writer):
-    """Send back whatever comes, until the end."""
+    """Send all data back until the client closes."""
     try:
         while data := await reader.read(65536):
             writer.write(data)

@@ -1,7 +1,7 @@
-"""The sink with places at which it dies: on the driver, in a task, once, when it comes there for the n-th time.
+"""The sink with places at which it can fail, on the driver or in a task: once, at the n-th visit.
 
-Spark unpickles `CrashingSink` in each of its processes, which imports this module there, and so the wrappers below take
-hold. What to do where, and how often a place was reached, is in files that all processes share."""
+Spark unpickles `CrashingSink` in each of its processes. This imports the module there and installs the wrappers below.
+All processes share the files that contain the order and count the visits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from aioproducer.spark import KafkaSink, SinkError, exactly_once, sink, task
 
 NAME = "crashing"
 FOLDER, GROUP = "CRASH_FOLDER", "CRASH_GROUP"
-"""The variables that name the folder of these files, and the process group of the driver."""
+"""Environment variables with the folder of these files and the process group of the driver."""
 VISITS, GIVEN_UP = "visits", "given-up"
-"""The files of an order: as many bytes as its place was visited; there if a batch was given up."""
+"""The files of an order: one with a byte for each visit, one that exists if a batch was given up."""
 NO_MARKER = "no_marker"
-"""A planted bug: the marker is not looked at."""
+"""A planted bug: the marker is ignored."""
 
 PLACES = {
     "F1": "plan",
@@ -32,13 +32,13 @@ PLACES = {
     "F8": "end",
     "F10": "committed",
 }
-"""The failure points at which a process can be killed, by where they are."""
+"""The failure points at which a process can be killed, with their places."""
 
 _plan = exactly_once.plan
 
 
 def give_order(order: Mapping[str, Any]) -> None:
-    """What is to happen from now on. Whoever still follows the last order keeps to the files of that one."""
+    """Replace the order. A process that still follows the last order uses the files of that one."""
     folder = Path(os.environ[FOLDER])
     number = _order()["number"] + 1 if (folder / "order").exists() else 1
     (folder / "fresh").write_text(json.dumps({**order, "number": number}))
@@ -55,23 +55,23 @@ def _file(name: str, order: Mapping[str, Any]) -> Path:
 
 
 def visits() -> int:
-    """How often the place of the order was reached."""
+    """The number of visits to the place of the order."""
     path = _file(VISITS, _order())
     return path.stat().st_size if path.exists() else 0
 
 
 def next_visit(path: Path) -> int:
-    """The number of this visit; no other process has the same one."""
+    """Count a visit and return its number, which is unique among all processes."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         os.write(file, b".")
-        return os.lseek(file, 0, os.SEEK_CUR)  # where this write has ended; the file may be longer by now
+        return os.lseek(file, 0, os.SEEK_CUR)  # the end of this write; the file may already be longer
     finally:
         os.close(file)
 
 
 def visit(place: str, arguments: tuple[Any, ...]) -> None:
-    """Come to a place; die there if that is the order."""
+    """Visit a place, and act there if the order says so."""
     order = _order()
     if order["place"] != place:
         return
@@ -80,13 +80,13 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
     if act == "zombie" and count == order["visit"] + 1:
         raise RuntimeError(
             "another task fails meanwhile"
-        )  # none of Kafka's: Spark gives the batch up at once
+        )  # not an error of Kafka's: Spark gives the batch up at once
     if count != order["visit"]:
         return
     if act == "driver":
         os.killpg(int(os.environ[GROUP]), signal.SIGKILL)
         time.sleep(60)
-    if act == "broker":  # now, or while what comes next is under way
+    if act == "broker":  # at once, or during the next step
         threading.Timer(order["delay"], os.kill, (order["pid"], signal.SIGKILL)).start()
         return
     if act == "worker":
@@ -95,16 +95,16 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
         time.sleep(60)
-    if act == "zombie":  # it goes on when the batch was given up
+    if act == "zombie":  # it continues after the batch was given up
         deadline = time.monotonic() + 60
         while not _file(GIVEN_UP, order).exists():
-            assert time.monotonic() < deadline, "nobody gave the batch up"
+            assert time.monotonic() < deadline, "the batch was not given up"
             time.sleep(0.01)
         return
-    if act == "outlive":  # until the brokers give the transaction up
+    if act == "outlive":  # until the brokers abort the transaction
         time.sleep(float(order["sink"]["kafka.transaction.timeout.ms"]) / 1000 + 1)
         return
-    if act == "rival":  # another driver takes the transactional id over, and is never heard of again
+    if act == "rival":  # another driver takes over the transactional id, and does nothing more
         _plan(arguments[0])
         return
     raise SinkError(f"crash at {place}")
@@ -136,7 +136,7 @@ def _forgetful(is_done: Callable[..., bool]) -> Callable[..., bool]:
     return lambda plan, version: not _order()[NO_MARKER] and is_done(plan, version)
 
 
-if FOLDER in os.environ:  # not in the process of a test that only knows the names
+if FOLDER in os.environ:  # not in the process of a test, which only uses the names
     _around(exactly_once, "plan", "plan", "planned")
     _around(exactly_once, "commit", "commit", "committed")
     _around(exactly_once, "_end", "end")
@@ -148,11 +148,11 @@ if FOLDER in os.environ:  # not in the process of a test that only knows the nam
 
 
 class CrashingStreamWriter(sink.StreamWriter):
-    """In the tasks: unpickled there, it brings this module along."""
+    """The writer for the tasks, where unpickling it imports this module."""
 
 
 class CrashingSink(KafkaSink):
-    """The same in everything else."""
+    """KafkaSink with this module's writer."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,9 +1,9 @@
-"""A Spark driver in a process of its own, which plays one order after the other until somebody kills it.
+"""A Spark driver in a separate process, which carries out one order after the other until it is killed.
 
     python -m tests.support.spark_driver DESCRIPTOR MASTER JARS  # orders on stdin, answers to that descriptor: JSON
 
-Most orders are a stream of a folder's files to a topic; its query is started again when it fails. Others are a batch
-write, reading by Spark's own Kafka source, which needs its jars, and what it and this sink say to a wrong write."""
+Most orders are streams of a folder's files to a topic; the query is started again when it fails. Others are batch
+writes, reads with Spark's own Kafka source (which needs its jars), and invalid writes to compare the errors."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from tests.support.spark_stage import FORMAT, ROOT, session
 
 STARTS = 6
 ORDER_TIMEOUT = 240
-"""Seconds that a driver may take for an order."""
+"""The time limit for an order, in seconds."""
 
 
 class Ended(NamedTuple):
-    """What became of an order."""
+    """The result of an order."""
 
     code: int
-    """0; 1 if the query failed too often; less than 0 if the driver was killed."""
+    """0 for success; 1 if the query failed too often; negative if the driver was killed."""
     said: str
-    """Why the query failed, each time it did; what Spark wrote if the driver was killed."""
+    """The errors of the query, or Spark's output if the driver was killed."""
     visits: int = 0
-    """How often the order's place was reached, if the driver lives."""
+    """The number of visits to the order's place, if the driver is alive."""
     values: tuple[str, ...] = ()
-    """What was read."""
+    """The values that were read."""
 
 
 class Driver:
-    """Started when there is something to be done and none runs. Ended with its block."""
+    """A driver process, started by the first order and killed at the end of the block."""
 
     def __init__(self, master: str = "local[2]", *, python: str = sys.executable, jars: str = "") -> None:
-        """Nothing is started yet.
+        """Prepare the driver without starting it.
 
         Args:
-            master: Spark's.
-            python: Of another environment, with another Spark.
-            jars: For Spark, with commas between them.
+            master: Spark's master URL.
+            python: The Python of another environment, with another Spark.
+            jars: Jars for Spark, separated by commas.
         """
         self._command = [python, "-m", "tests.support.spark_driver"]
         self._settings = [master, jars]
@@ -70,13 +70,13 @@ class Driver:
         self._folder.cleanup()
 
     def kill(self) -> None:
-        """End it, if it runs. The next order is carried out by a new one."""
+        """Kill the process, if it runs. The next order starts another one."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._end()
 
     def play(self, order: dict[str, Any]) -> Ended:
-        """Carry an order out."""
+        """Carry out an order."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert self._answers is not None
@@ -125,7 +125,7 @@ class Driver:
 
 def main(answers: int, master: str, jars: str) -> None:
     os.environ[GROUP] = str(os.getpgid(0))
-    # Tasks that go on after their batch was given up, do so for as long as they like.
+    # Tasks may continue for a long time after their batch was given up.
     settings = {"spark__python__task__killTimeout": "120s", **({"spark__jars": jars} if jars else {})}
     spark = session(master, **settings)
     spark.dataSource.register(CrashingSink)
@@ -138,7 +138,7 @@ def main(answers: int, master: str, jars: str) -> None:
 
 
 def write_rows(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """A batch of as many rows as the order says, by the sink that Spark has found itself."""
+    """Write as many rows as the order says, with the sink that Spark finds by its name."""
     df = spark.range(order["rows"]).selectExpr("CAST(id AS string) AS key", "concat('v', id) AS value")
     if order["options"].get("delivery") == "exactly_once":
         df = partition_by_key(df, order["partitions"])
@@ -148,7 +148,7 @@ def write_rows(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """What Spark's own Kafka source sees of a topic, as a consumer with read_committed."""
+    """Read a topic with Spark's own Kafka source as a read_committed consumer."""
     reader = spark.read.format("kafka").option("kafka.bootstrap.servers", order["servers"])
     reader = reader.option("subscribe", order["topic"]).option("kafka.isolation.level", "read_committed")
     rows = reader.load().selectExpr("CAST(value AS string) AS value").collect()
@@ -156,7 +156,7 @@ def read(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def fail(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """What each format says to a write of these columns with these options; nothing if it is accepted."""
+    """Return the error of each format for a write with these columns and options; "" if the write is accepted."""
     texts = []
     for format_ in order["formats"]:
         writer = spark.range(1).selectExpr(*order["columns"]).write.format(format_)
@@ -169,7 +169,7 @@ def fail(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """A stream from its first new file to its last."""
+    """Run a stream from its first new file to its last."""
     give_order(order)
     spark.conf.set("spark.sql.shuffle.partitions", order["shuffle"])
     failures: list[str] = []
@@ -177,13 +177,13 @@ def stream(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
         try:
             query(spark, order, order["sink"] if start == 0 else {}).awaitTermination()
             break
-        except Exception as error:  # what a supervisor would do with any of them
+        except Exception as error:  # a supervisor would restart after any of them
             failures.append(str(error).replace("\n", " ")[:2000])
     return {"is_done": len(failures) < STARTS, "failures": failures, "visits": visits()}
 
 
 def supervised(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """As `stream`, but run_query starts the query again; the failures are what it logs."""
+    """The same as `stream`, but run_query restarts the query; the failures are those that it logs."""
     give_order(order)
     spark.conf.set("spark.sql.shuffle.partitions", order["shuffle"])
     failures: list[str] = []
@@ -200,7 +200,7 @@ def supervised(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def query(spark: Any, order: dict[str, Any], options: dict[str, str]) -> Any:
-    """The stream of an order, started; with options of the sink that a later start has no more."""
+    """Start the stream of an order; `options` are options of the sink for this start only."""
     df = (
         spark.readStream.schema("key string, value string")
         .option("maxFilesPerTrigger", 1)

@@ -1,7 +1,8 @@
-"""A Spark that starts in less than half the time: Python modules with their bytecode, Java classes from an archive.
+"""Starts Spark in less than half the usual time.
 
-Spark's Python processes import from pyspark.zip, which has no bytecode: each compiles some 0.5 s. Without the archive
-they find the installed package. And Java maps the classes of an earlier run instead of reading them from 250 jars."""
+Spark's Python processes import from pyspark.zip, which has no bytecode, so each of them compiles for some 0.5 s.
+Without that archive they use the installed package. Java maps the classes of an earlier run instead of reading 250
+jars."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ import pyspark
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = Path(pyspark.__file__).parent
 RUN_TIMEOUT = 200
-"""Seconds for the run whose classes are kept."""
+"""The time limit, in seconds, of the run that writes the classes."""
 
 
 @functools.cache
 def home() -> Path:
-    """A SPARK_HOME that is the package, without its archives of Python modules."""
+    """A SPARK_HOME with links to the package, but without its archives of Python modules."""
     made = ROOT / "build" / f"spark-home-{pyspark.__version__}"
     made.mkdir(parents=True, exist_ok=True)
     for entry in PACKAGE.iterdir():
@@ -29,13 +30,13 @@ def home() -> Path:
         if entry.name != "python" and not link.is_symlink():
             fresh = link.with_name(f".{entry.name}.{os.getpid()}")
             fresh.symlink_to(entry)
-            fresh.rename(link)  # whoever else makes it
+            fresh.rename(link)  # another process may be creating it, too
     return made
 
 
 @functools.cache
 def java_options() -> str:
-    """Options for Java: few compilers, and the classes of an earlier run, which is made if there was none."""
+    """Options for Java: a single compiler, and the classes of an earlier run, which is started if there was none."""
     kept = ROOT / "build" / f"spark-{pyspark.__version__}.jsa"
     if not kept.exists() and DUMP not in os.environ:
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
@@ -49,7 +50,7 @@ def java_options() -> str:
             check=True,
             timeout=RUN_TIMEOUT,
         )
-        if fresh.exists():  # not every Java can
+        if fresh.exists():  # not every Java can write it
             fresh.rename(kept)
     told = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
     if DUMP in os.environ:
@@ -58,11 +59,11 @@ def java_options() -> str:
 
 
 DUMP = "TEST_SPARK_CLASSES"
-"""The variable that names the file which this run's classes go to."""
+"""The environment variable with the file to which this run writes its classes."""
 
 
 def main() -> None:
-    """A stream from a file to the sink: what all the others load, too."""
+    """Run a stream from a file to the sink, which loads the classes that all streams use."""
     import tempfile
 
     from pyspark import SparkContext
@@ -88,7 +89,7 @@ def main() -> None:
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
-    gateway.proc.stdin.close()  # Java ends, and writes what it has loaded
+    gateway.proc.stdin.close()  # Java ends, and writes the classes that it has loaded
     gateway.proc.wait()
 
 

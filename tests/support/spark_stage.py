@@ -1,4 +1,4 @@
-"""A Spark session, and an embedded cluster in a thread of its own: Spark's calls block."""
+"""A Spark session, and an embedded cluster in another thread, because Spark's calls block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMAT = "aioproducer"
 
 
 def session(master: str = "local[2]", **settings: Any) -> SparkSession:
-    """A session whose workers are this Python, and find the package and the tests."""
+    """A session whose workers use this Python and find the package and the tests."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *sys.path[1:]]))
     java_options = spark_home.java_options()
@@ -48,11 +48,11 @@ def session(master: str = "local[2]", **settings: Any) -> SparkSession:
     try:
         return builder.getOrCreate()
     finally:
-        del os.environ["SPARK_HOME"]  # processes of another Spark have another one
+        del os.environ["SPARK_HOME"]  # processes of another Spark version need another one
 
 
 class Found(NamedTuple):
-    """A record and where it is."""
+    """A record and its partition."""
 
     partition: int
     key: bytes | None
@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
 
 class Stage:
-    """An embedded cluster as code without an event loop sees it."""
+    """An embedded cluster for code without an event loop."""
 
     def __init__(self, cluster: EmbeddedCluster, loop: asyncio.AbstractEventLoop) -> None:
         self.cluster = cluster
@@ -70,7 +70,7 @@ class Stage:
         self.servers = cluster.bootstrap_servers
 
     def call(self, function: Callable[[], T]) -> T:
-        """The result of a call in the cluster's thread."""
+        """Call a function in the cluster's thread and return its result."""
         return call_in(self.loop, function)
 
     def records(self, topic: str, *, committed: bool = False) -> list[Found]:
@@ -84,17 +84,17 @@ class Stage:
         )
 
     def committed(self, topic: str) -> list[bytes]:
-        """What read_committed consumers see: the values, sorted."""
+        """The values that read_committed consumers see, sorted."""
         return sorted(bytes(record.value or b"") for record in self.records(topic, committed=True))
 
     def offset(self, group: str, topic: str) -> int | None:
-        """Of partition 0."""
+        """The committed offset of partition 0."""
         return self.call(lambda: self.cluster.groups.offsets(group).get(TopicPartition(topic, 0)))
 
 
 @contextmanager
 def stage(brokers: int = 2, **settings: Any) -> Iterator[Stage]:
-    """A block with a cluster that runs in a thread of its own."""
+    """Run a block with a cluster in another thread."""
     with in_a_thread(lambda: EmbeddedCluster(brokers, **settings)) as (cluster, loop):
         yield Stage(cluster, loop)
 
@@ -103,7 +103,7 @@ def stage(brokers: int = 2, **settings: Any) -> Iterator[Stage]:
 def in_a_thread(
     make: Callable[[], AbstractAsyncContextManager[T]],
 ) -> Iterator[tuple[T, asyncio.AbstractEventLoop]]:
-    """A block around what `async with` enters in a thread of its own, and the loop that runs there."""
+    """Enter an async context manager in another thread; yield its value and that thread's event loop."""
     ready = threading.Event()
     told: list[tuple[T, asyncio.AbstractEventLoop]] = []
     end = asyncio.Event()
@@ -126,7 +126,7 @@ def in_a_thread(
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
-    """The result of a call in the thread of that loop."""
+    """Call a function in the thread of an event loop and return its result."""
 
     async def called() -> T:
         return function()
@@ -135,7 +135,7 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
 
 
 def write(df: DataFrame, servers: str, topic: str | None = None, **options: Any) -> None:
-    """Write a DataFrame as a user would; `kafka__linger_ms=5` is kafka.linger.ms."""
+    """Write a DataFrame like a user; `kafka__linger_ms=5` sets the option kafka.linger.ms."""
     writer = df.write.format(FORMAT).option("kafka.bootstrap.servers", servers).mode("append")
     if topic is not None:
         writer = writer.option("topic", topic)

@@ -1,4 +1,4 @@
-"""A plugin for real brokers that writes the metrics of clients to files, compiled when it is needed."""
+"""A plugin for real brokers that writes the metrics of clients to files; compiled on demand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ public class KeepsTelemetry implements MetricsReporter, ClientTelemetry {
 def compiled(version: str, directory: Path) -> Path:
     """Compile the plugin for a release of Kafka whose jars are in the cache; return the directory of its class.
 
-    By javac, or by Eclipse's compiler from Maven Central if there is only a Java runtime.
+    The compiler is javac, or Eclipse's compiler from Maven Central if there is only a Java runtime.
     """
     source = directory / "KeepsTelemetry.java"
     source.write_text(SOURCE)

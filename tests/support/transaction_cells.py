@@ -1,4 +1,4 @@
-"""What brokers answer to transactional producers: InitProducerId, AddPartitionsToTxn, Produce and EndTxn."""
+"""Answers of brokers to transactional producers: InitProducerId, AddPartitionsToTxn, Produce and EndTxn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ cell = collector(CELLS)
 
 
 @cell()
-async def a_batch_with_the_sequences_of_another_one_is_taken_for_it_and_lost(on: Stage) -> None:
+async def a_batch_with_the_sequences_of_another_one_counts_as_its_duplicate_and_is_lost(on: Stage) -> None:
     me = await on.begin()
     version = on.produce_version
     one = await on.produce_once(me, 1, b"one", version=version)
@@ -38,7 +38,7 @@ async def a_batch_with_the_sequences_of_another_one_is_taken_for_it_and_lost(on:
 
 
 @cell()
-async def other_boundaries_and_gaps_are_out_of_order_and_an_exact_continuation_is_not(on: Stage) -> None:
+async def other_boundaries_and_gaps_are_out_of_order_but_an_exact_continuation_is_not(on: Stage) -> None:
     me = await on.begin()
     assert await on.write(me, 1, b"a", b"b", b"c") == OK
     for sequence, values in ((1, (b"a",) * 5), (1, (b"a",) * 2), (2, (b"b",) * 2), (6, (b"gap",))):
@@ -56,7 +56,7 @@ async def with_v2_the_first_sequence_of_a_partition_is_0(on: Stage) -> None:
 
 
 @cell(1)
-async def with_v1_any_first_sequence_is_taken(on: Stage) -> None:
+async def with_v1_any_first_sequence_is_accepted(on: Stage) -> None:
     me = await on.init()
     await on.added(me, 0)
     assert await on.write(me, 7) == OK
@@ -72,7 +72,7 @@ async def five_batches_are_remembered(on: Stage) -> None:
 
 
 @cell()
-async def an_epoch_that_nobody_gave_is_refused(on: Stage) -> None:
+async def an_epoch_that_was_never_assigned_is_rejected(on: Stage) -> None:
     me = await on.begin(0)
     ahead = me._replace(epoch=me.epoch + 1)
     for partition in (0, 1):
@@ -108,7 +108,7 @@ async def with_v1_a_zombie_writes_into_the_transaction_that_follows_a_bare_abort
 
 
 @cell(2)
-async def with_v2_an_abort_fences_those_who_know_its_epoch_only(on: Stage) -> None:
+async def with_v2_an_abort_fences_producers_with_the_previous_epoch(on: Stage) -> None:
     me = await on.begin()
     after = await on.abort(me)
     assert after == (me.producer_id, me.epoch + 1, OK)
@@ -119,7 +119,7 @@ async def with_v2_an_abort_fences_those_who_know_its_epoch_only(on: Stage) -> No
 
 
 @cell(1)
-async def with_v1_the_next_transaction_goes_on_with_the_sequences(on: Stage) -> None:
+async def with_v1_the_next_transaction_continues_the_sequences(on: Stage) -> None:
     me = await on.begin()
     await on.commit(me)
     await on.added(me, 0)
@@ -129,7 +129,9 @@ async def with_v1_the_next_transaction_goes_on_with_the_sequences(on: Stage) -> 
 
 
 @cell(1)
-async def with_v1_a_sequence_of_the_last_transaction_is_taken_for_a_duplicate_and_lost(on: Stage) -> None:
+async def with_v1_a_batch_with_a_sequence_of_the_last_transaction_counts_as_a_duplicate_and_is_lost(
+    on: Stage,
+) -> None:
     me = await on.begin()
     await on.commit(me)
     await on.added(me, 0)
@@ -140,7 +142,7 @@ async def with_v1_a_sequence_of_the_last_transaction_is_taken_for_a_duplicate_an
 
 
 @cell(1)
-async def a_batch_behind_a_refused_first_one_is_out_of_order(on: Stage) -> None:
+async def a_batch_after_a_rejected_first_one_is_out_of_order(on: Stage) -> None:
     me = await on.init()
     assert await on.write(me, 0, b"a") == ABORTABLE
     await on.added(me, 0)
@@ -173,7 +175,7 @@ async def a_producer_id_without_the_transactional_bit_is_outside_of_its_transact
 
 
 @cell()
-async def a_batch_without_the_transactional_bit_in_an_open_transaction_is_refused(on: Stage) -> None:
+async def a_batch_without_the_transactional_bit_in_an_open_transaction_is_rejected(on: Stage) -> None:
     me = await on.begin()
     plain = txn_batch(me, 1, b"x", transactional=False)
     (answer,) = await on.produce_all({(on.topic, 0): plain}, version=on.produce_version)
@@ -184,7 +186,7 @@ async def a_batch_without_the_transactional_bit_in_an_open_transaction_is_refuse
 
 
 @cell(2)
-async def an_old_epoch_is_refused_in_the_words_of_the_version(on: Stage) -> None:
+async def an_old_epoch_is_rejected_with_the_error_code_of_the_request_version(on: Stage) -> None:
     before = await on.begin(0)
     await on.commit(before)
     for version in (10, 11, 12):
@@ -205,7 +207,7 @@ async def an_old_epoch_is_refused_in_the_words_of_the_version(on: Stage) -> None
 
 
 @cell(2)
-async def end_txn_with_the_epoch_before_is_a_retry_until_somebody_takes_over(on: Stage) -> None:
+async def end_txn_with_the_previous_epoch_is_a_retry_until_another_producer_takes_over(on: Stage) -> None:
     before = await on.begin()
     after = await on.commit(before)
     assert await on.end(before, commit=True, version=5) == after
@@ -216,7 +218,7 @@ async def end_txn_with_the_epoch_before_is_a_retry_until_somebody_takes_over(on:
 
 
 @cell()
-async def a_future_epoch_and_an_unknown_producer_id_are_refused(on: Stage) -> None:
+async def a_future_epoch_and_an_unknown_producer_id_are_rejected(on: Stage) -> None:
     me = await on.init()
     ahead, stranger = me._replace(epoch=me.epoch + 1), me._replace(producer_id=me.producer_id + 999)
     for other, on_produce, elsewhere in (
@@ -242,7 +244,7 @@ async def with_v1_the_epoch_stays_and_produce_12_opens_a_transaction_by_itself(o
     await on.commit(me)
 
 
-# EndTxn, asked again
+# EndTxn, repeated
 
 
 @cell()
@@ -260,7 +262,7 @@ async def end_txn_may_be_repeated_but_not_reversed(on: Stage) -> None:
 
 
 @cell()
-async def a_late_copy_of_end_txn_meets_the_next_transaction(on: Stage) -> None:
+async def a_late_copy_of_end_txn_ends_the_next_transaction_with_v1_only(on: Stage) -> None:
     me = await on.begin()
     after = await on.commit(me)
     if on.tv == 1:
@@ -286,7 +288,7 @@ async def end_txn_after_a_take_over_is_fenced(on: Stage) -> None:
 
 
 @cell()
-async def of_an_empty_transaction_only_v2_takes_an_abort(on: Stage) -> None:
+async def an_empty_transaction_can_only_be_aborted_and_only_by_end_txn_version_5(on: Stage) -> None:
     me = await on.init()
     for commit in (True, False):
         assert (await on.end(me, commit=commit, version=4)).error == INVALID_STATE
@@ -298,7 +300,7 @@ async def of_an_empty_transaction_only_v2_takes_an_abort(on: Stage) -> None:
 
 
 @cell()
-async def the_version_of_end_txn_decides_about_the_epoch_and_not_the_feature(on: Stage) -> None:
+async def the_version_of_end_txn_and_not_the_feature_decides_whether_the_epoch_rises(on: Stage) -> None:
     me = await on.begin()
     assert (await on.end(me, commit=True, version=4)).error == OK
     assert (await on.end(me, commit=True, version=4)).error == OK
@@ -312,7 +314,7 @@ async def the_version_of_end_txn_decides_about_the_epoch_and_not_the_feature(on:
 
 
 @cell()
-async def a_take_over_is_told_to_come_back_first(on: Stage) -> None:
+async def a_take_over_must_wait_for_the_abort_of_the_open_transaction(on: Stage) -> None:
     me = await on.begin()
     assert await on.init_once() == refused(BUSY)
     assert await on.init() == (me.producer_id, me.epoch + 2, OK)
@@ -321,7 +323,7 @@ async def a_take_over_is_told_to_come_back_first(on: Stage) -> None:
 
 
 @cell()
-async def init_producer_id_without_an_open_transaction_gives_the_next_epoch(on: Stage) -> None:
+async def init_producer_id_without_an_open_transaction_returns_the_next_epoch(on: Stage) -> None:
     first = await on.init()
     assert (first.epoch, first.error) == (0, OK)
     assert await on.init() == (first.producer_id, 1, OK)
@@ -353,7 +355,7 @@ async def a_zombie_that_asks_for_an_epoch_aborts_its_successors_transaction(on: 
 
 
 @cell()
-async def the_expected_epoch_of_ones_own_open_transaction(on: Stage) -> None:
+async def init_producer_id_with_the_expected_epoch_during_a_transaction(on: Stage) -> None:
     me = await on.begin()
     assert await on.init_once(me) == refused(BUSY)
     if on.tv == 1:
@@ -361,13 +363,13 @@ async def the_expected_epoch_of_ones_own_open_transaction(on: Stage) -> None:
         bumped = me._replace(epoch=me.epoch + 1)
         assert await on.init(bumped) == (me.producer_id, me.epoch + 2, OK)
     else:
-        # Whoever asks with the same epoch is given the same one: no fence.
+        # A repeated request with the same epoch gets the same answer and is not fenced.
         assert await on.init(me) == (me.producer_id, me.epoch + 1, OK)
         assert await on.init(me) == (me.producer_id, me.epoch + 1, OK)
 
 
 @cell()
-async def the_expected_epoch_of_a_producer_between_transactions(on: Stage) -> None:
+async def init_producer_id_with_the_expected_epoch_between_transactions(on: Stage) -> None:
     me = await on.init()
     bumped = await on.init(me)
     assert bumped == (me.producer_id, me.epoch + 1, OK)
@@ -379,7 +381,7 @@ async def the_expected_epoch_of_a_producer_between_transactions(on: Stage) -> No
 
 
 @cell(2)
-async def with_v2_the_epoch_before_the_last_end_txn_is_given_the_current_one(on: Stage) -> None:
+async def with_v2_init_producer_id_with_the_epoch_before_end_txn_returns_the_current_one(on: Stage) -> None:
     me = await on.begin()
     after = await on.commit(me)
     for _ in range(2):
@@ -389,14 +391,14 @@ async def with_v2_the_epoch_before_the_last_end_txn_is_given_the_current_one(on:
 
 
 @cell()
-async def a_producer_that_nobody_knows_any_more_is_given_a_new_identity(on: Stage) -> None:
+async def a_producer_with_an_unknown_id_gets_a_new_identity(on: Stage) -> None:
     found = await on.init(Identity(123_456_789, 5))
     assert (found.epoch, found.error) == (0, OK)
     assert found.producer_id != 123_456_789
 
 
 @cell()
-async def init_producer_id_checks_what_it_is_asked(on: Stage) -> None:
+async def init_producer_id_checks_its_fields(on: Stage) -> None:
     for timeout_ms in (0, -1, 900_001):
         found = await on.init(timeout_ms=timeout_ms)
         assert found == refused(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
@@ -411,7 +413,7 @@ async def init_producer_id_checks_what_it_is_asked(on: Stage) -> None:
 
 
 @cell()
-async def a_partition_that_was_not_added_is_refused_until_version_12_adds_it(on: Stage) -> None:
+async def a_partition_that_was_not_added_is_rejected_before_version_12_which_adds_it(on: Stage) -> None:
     me = await on.init()
     for version in (3, 7, 9, 10):
         answer = await on.produce_once(me, 0, version=version)
@@ -424,7 +426,7 @@ async def a_partition_that_was_not_added_is_refused_until_version_12_adds_it(on:
 
 
 @cell()
-async def each_partition_is_asked_about(on: Stage) -> None:
+async def the_leader_asks_about_each_partition(on: Stage) -> None:
     me = await on.init()
     await on.added(me, 0)
     assert await on.produce(me, 0, version=11) == OK
@@ -435,7 +437,7 @@ async def each_partition_is_asked_about(on: Stage) -> None:
 
 
 @cell()
-async def after_a_transaction_the_partition_has_to_be_added_anew(on: Stage) -> None:
+async def after_a_transaction_the_partition_must_be_added_again(on: Stage) -> None:
     me = await on.begin()
     assert (await on.end(me, commit=True, version=4)).error == OK
     assert (await on.end(me, commit=True, version=4)).error == OK
@@ -445,7 +447,7 @@ async def after_a_transaction_the_partition_has_to_be_added_anew(on: Stage) -> N
 
 
 @cell()
-async def the_transactional_id_of_a_produce_request_has_to_fit(on: Stage) -> None:
+async def the_transactional_id_of_a_produce_request_must_match(on: Stage) -> None:
     me = await on.begin()
     batch = {(on.topic, 1): txn_batch(me, 0, b"x")}
     for name, code in (
@@ -460,7 +462,7 @@ async def the_transactional_id_of_a_produce_request_has_to_fit(on: Stage) -> Non
 
 
 @cell()
-async def two_producer_ids_in_one_request_are_refused_everywhere(on: Stage) -> None:
+async def two_producer_ids_in_one_request_are_rejected_for_all_partitions(on: Stage) -> None:
     me = await on.begin(0)
     other = me._replace(producer_id=me.producer_id + 1)
     batches = {(on.topic, 0): txn_batch(me, 1, b"x"), (on.topic, 1): txn_batch(other, 0, b"x")}
@@ -496,7 +498,7 @@ async def add_partitions_to_txn_adds_all_or_none(on: Stage) -> None:
 
 
 async def begun_and_timed_out(on: Stage) -> Identity:
-    """A producer whose transaction was aborted because it took too long."""
+    """Begin a transaction and wait until the coordinator aborts it after its time-out."""
     me = await on.init(timeout_ms=100)
     await on.write_first(me, 0)
     assert await on.commit_offset(me, 7, version=5) == OK
@@ -523,7 +525,7 @@ async def after_a_time_out_the_epoch_is_old(on: Stage) -> None:
 
 
 @cell()
-async def after_a_time_out_only_v2_can_tell_it_from_fencing(on: Stage) -> None:
+async def only_v2_distinguishes_a_time_out_from_fencing(on: Stage) -> None:
     me = await begun_and_timed_out(on)
     commit = await on.end(me, commit=True, version=on.end_version)
     abort = await on.end(me, commit=False, version=on.end_version)
@@ -537,7 +539,7 @@ async def after_a_time_out_only_v2_can_tell_it_from_fencing(on: Stage) -> None:
 
 
 @cell()
-async def writing_does_not_put_off_the_time_out(on: Stage) -> None:
+async def writing_does_not_extend_the_time_out(on: Stage) -> None:
     me = await on.init(timeout_ms=100)
     await on.write_first(me, 0)
     for sequence in range(1, 10_000):

@@ -1,7 +1,7 @@
-"""The stage on which cells are played: a cell is one thing that a broker of Kafka 4.3 answers to transactions.
+"""The environment of cells: a cell is a function that checks one behaviour of Kafka 4.3's brokers in transactions.
 
-It is named after what it shows and true for transactions v1 (transaction.version=1), for v2, or for both. It has
-a topic with three partitions, a transactional id and a group of its own, on whatever cluster.
+Its name describes the behaviour, which holds for transactions v1 (transaction.version=1), for v2, or for both. Each
+cell has its own topic with three partitions, transactional id and group, on any cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class Stage(Transactions):
-    """Where a cell is played."""
+    """The producer, topic and group that a cell uses."""
 
     def __init__(self, client: RawClient, tv: int, topic: str, name: str, group: str) -> None:
         super().__init__(client, topic=topic, name=name, group=group)
@@ -38,7 +38,7 @@ class Stage(Transactions):
         self.commit_version = 5 if tv == 2 else 4
 
     async def begin(self, *partitions: int) -> Identity:
-        """A producer with a transaction that has one record in each partition, or in partition 0."""
+        """Open a transaction with one record in each partition (0 by default), and return its producer."""
         producer = await self.init()
         await self.write_first(producer, *(partitions or (0,)))
         return producer
@@ -51,23 +51,23 @@ class Stage(Transactions):
             assert await self.write(producer, 0, b"first", partition=partition) == OK
 
     async def write(self, producer: Identity, sequence: int, *values: bytes, partition: int = 0) -> int:
-        """Produce as clients of this transaction.version do."""
+        """Produce in the version that clients use with this transaction.version."""
         return await self.produce(
             producer, sequence, *values, version=self.produce_version, partition=partition
         )
 
     async def commit(self, producer: Identity) -> Identity:
-        """Commit as clients of this transaction.version do; who the producer is from now on."""
+        """Commit in the version that clients use with this transaction.version; return the producer's new identity."""
         return await self._ended(producer, True)
 
     async def abort(self, producer: Identity) -> Identity:
-        """As `commit`."""
+        """Abort, otherwise as `commit`."""
         return await self._ended(producer, False)
 
     async def _ended(self, producer: Identity, commit: bool) -> Identity:
         after = await self.end(producer, commit=commit, version=self.end_version)
         assert after.error == OK
-        # The same again is answered when the markers are written.
+        # A repeated request is answered only after the markers are written.
         again = await self.end(producer, commit=commit, version=self.end_version)
         assert again == after
         return after if self.tv == 2 else producer
@@ -78,7 +78,7 @@ Cell: TypeAlias = Callable[[Stage], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Case:
-    """A cell and the levels of transaction.version that it is true for."""
+    """A cell and the levels of transaction.version for which it holds."""
 
     play: Cell
     levels: tuple[int, ...]
@@ -89,7 +89,7 @@ class Case:
 
 
 def collector(cells: list[Case]) -> Callable[..., Callable[[Cell], Cell]]:
-    """A decorator that collects cells: `@cell()`, or `@cell(2)` for what is so with v2 only."""
+    """Return a decorator that collects cells: `@cell()`, or `@cell(2)` for cells that hold only with v2."""
 
     def cell(*levels: int) -> Callable[[Cell], Cell]:
         def collect(play: Cell) -> Cell:
@@ -102,5 +102,5 @@ def collector(cells: list[Case]) -> Callable[..., Callable[[Cell], Cell]]:
 
 
 def named(cells: list[Case]) -> list[object]:
-    """The cells with each level that they are true for, as parameters of a test."""
+    """The cells, each once for every level for which it holds, as parameters of a test."""
     return [pytest.param(case, level, id=f"{case.name}-v{level}") for case in cells for level in case.levels]

@@ -1,8 +1,9 @@
-"""A process that is one member of a group: it copies a topic to another with a TransformLoop.
+"""A process that is one member of a group: it copies one topic to another with a TransformLoop.
 
     python -m tests.support.transform_member KIND SERVERS TRANSACTIONAL_ID INPUT OUTPUT
 
-It writes "open" while a transaction is open, and "done COUNT" after a commit. A line on its standard input ends it.
+The process prints "open" while a transaction is open, and "done COUNT" after a commit. A line on its standard input
+stops it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.support.transforming import AIOKAFKA, copy, new_consumer
 SESSION_MS = 3000
 TRANSACTION_MS = 30_000
 OPEN_SECONDS = 0.02
-"""How long a transaction stays open after its records were written."""
+"""The time for which a transaction stays open after its records were written."""
 
 
 def say(line: str) -> None:
@@ -27,7 +28,7 @@ def say(line: str) -> None:
 
 
 def member_consumer(kind: str, servers: str, group: str) -> Any:
-    """A consumer that is soon removed from its group if it dies."""
+    """A consumer with a short session time-out, so that a dead one soon leaves its group."""
     settings: dict[str, Any] = {"session_timeout_ms": SESSION_MS}
     if kind == AIOKAFKA:
         settings["rebalance_timeout_ms"] = 10_000

@@ -33,7 +33,7 @@ def new_consumer(
     heartbeat_ms: int = HEARTBEAT_MS,
     **settings: Any,
 ) -> Any:
-    """Create a consumer; aiokafka's is not started yet. `settings` are those of aiokafka."""
+    """Create a consumer; aiokafka's is not started yet. `settings` have aiokafka's names."""
     if kind == AIOKAFKA:
         return aiokafka.AIOKafkaConsumer(
             bootstrap_servers=servers,
@@ -87,7 +87,7 @@ async def looping(
     reset: str = "earliest",
     **settings: Any,
 ) -> AsyncIterator[tuple[TransformLoop, Producer]]:
-    """A loop and its producer."""
+    """A TransformLoop and its producer."""
     async with (
         consuming(kind, servers, reset=reset) as consumer,
         Producer(servers, transactional_id=name, **{**QUICK, **settings}) as producer,
@@ -115,7 +115,7 @@ async def copy(batch: Iterable[Any], producer: Producer, topic: str = "out") -> 
 
 
 async def run(loop: TransformLoop, producer: Producer, done: asyncio.Event) -> int:
-    """Copy until `done` is set; how many records this member has committed."""
+    """Copy until `done` is set; return the number of records that this member has committed."""
     stopping = asyncio.create_task(done.wait())
     stopping.add_done_callback(lambda _: loop.stop())
     count = 0
@@ -140,7 +140,7 @@ async def fill(servers: str, count: int, first: int = 0) -> list[bytes]:
 
 
 def output(cluster: EmbeddedCluster) -> list[bytes | None]:
-    """What consumers with read_committed see in topic "out"."""
+    """The values that read_committed consumers see in topic "out"."""
     return [record.value for record in cluster.records("out", committed=True)]
 
 

@@ -2,15 +2,15 @@
 
     python -m tests.support.walk [--calls]
 
-The record is keyed and its topic is warm: the leader is known, the connection is open, and earlier
-records are acknowledged. The cluster runs in a process of its own, so only the producer's calls are seen. Counted are
+The record has a key and its topic is warm: the leader is known, the connection is open, and earlier
+records are acknowledged. The cluster runs in another process, so only the producer's calls are seen. The program counts
 
     calls            the Python frames of the package, and the calls into and out of its compiled files; reading or
                      writing a field of a compiled class is not a call
     changes of file  two consecutive calls in different files
     upward calls     calls from a module to one of a higher layer (tests/project/test_layering.py)
 
-For that, the package is copied to build/walk and its compiled files are built with profiling hooks."""
+To see these calls, it copies the package to build/walk and builds the compiled files with profiling hooks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ EXTENSIONS = ["records/_record_path.pyx", "protocol/_request_path.pyx"]
 COMPILED = (".pyx", ".pxi")
 INCLUDED = ["records/_columns.pxi", "records/_gathering.pxi", "records/_lines.pxi", "records/_user_code.pxi"]
 COMPILED_FILES = {path.rpartition("/")[2]: path for path in (*EXTENSIONS, *INCLUDED)}
-"""Cython gives the hooks a file's name without its folder, or with another one."""
+"""Compiled files by name: the hooks get a file's name without its folder, or with another one."""
 FIELD_ACCESS = ("__get__", "__set__")
 WARM_UP = 5
-"""Records sent before the one that is followed."""
+"""The number of records sent before the one that is followed."""
 
 
 class Call(NamedTuple):
@@ -83,7 +83,7 @@ class Walk(NamedTuple):
 
 
 class Recorder:
-    """A profile function that keeps the calls within the package."""
+    """A profile function that records the calls within the package."""
 
     def __init__(self, package: Path) -> None:
         self._package = f"{package}/"
@@ -92,7 +92,7 @@ class Recorder:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if event not in ("call", "return"):
-            return  # the hooks of the compiled files show their calls, too
+            return  # the compiled files' hooks also report C calls
         file = self._file_of(frame)
         if file is None:
             return
@@ -120,7 +120,7 @@ def _layer(file: str) -> tuple[int, int]:
 
 
 def build() -> Path:
-    """The package with profiling hooks in its compiled files, under build/walk."""
+    """Build the package with profiling hooks in its compiled files, under build/walk."""
     package = BUILD / "aioproducer"
     shutil.rmtree(BUILD, ignore_errors=True)
     ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
@@ -136,7 +136,7 @@ def build() -> Path:
 
 
 def start_cluster() -> tuple[subprocess.Popen[str], str]:
-    """A cluster in a process of its own, which ends with this one, and its address."""
+    """Start a cluster in another process, which ends with this one; return the process and the cluster's address."""
     command = [sys.executable, "-m", "aioproducer.testing", "--port", "0", "--topic", "orders:1"]
     cluster = subprocess.Popen(
         [*command, "--stop-with-stdin"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -146,13 +146,13 @@ def start_cluster() -> tuple[subprocess.Popen[str], str]:
 
 
 async def follow(address: str, recorder: Recorder) -> None:
-    """Send one record on a warm topic while `recorder` looks."""
+    """Send one record to a warm topic while `recorder` is active."""
     from aioproducer import Producer
 
     async with Producer(bootstrap_servers=address, linger_ms=0) as producer:
         for _ in range(WARM_UP):
             await (await producer.send("orders", b"value", key=b"key"))
-        await asyncio.sleep(0)  # the pass that follows an answer belongs to the record before
+        await asyncio.sleep(0)  # the sender's pass after an answer belongs to the previous record
         sys.setprofile(recorder)  # type: ignore[arg-type]  # typeshed wants the name of the last parameter to be arg
         try:
             await (await producer.send("orders", b"value", key=b"key"))

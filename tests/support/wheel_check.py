@@ -1,4 +1,4 @@
-"""Run by `make wheel` in an environment that holds the wheel and its dependencies only."""
+"""Checks the wheel; run by `make wheel` in an environment with only the wheel and its dependencies."""
 
 import asyncio
 import importlib.metadata

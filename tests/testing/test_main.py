@@ -1,4 +1,4 @@
-"""`python -m aioproducer.testing`: a cluster in a process of its own."""
+"""`python -m aioproducer.testing`: a cluster in a separate process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing import __main__ as command_line
 from tests.support.raw_client import RawClient, batch_of
 
-WAIT = 30.0  # seconds; more than any of this takes on a slow machine
+WAIT = 30.0  # seconds; longer than any step takes on a slow machine
 COMMAND = ("-W", "error", "-m", "aioproducer.testing")
 
 
 @contextlib.asynccontextmanager
 async def command(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The command as a child of this process; it is killed if it does not end by itself."""
+    """Run the command as a child process; kill it at the end of the block if it is still running."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         *COMMAND,
@@ -59,7 +59,7 @@ async def ended(child: asyncio.subprocess.Process) -> tuple[int | None, str, str
     "Test clusters", "`EmbeddedCluster` runs in process, and as `python -m aioproducer.testing`"
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_the_command_serves_until_a_signal_and_leaves_with_0(number):
+async def test_the_command_serves_until_a_signal_and_exits_with_0(number):
     async with command("--brokers", "3", "--port", "0", "--topic", "t:4") as child:
         servers = await listening(child)
         async with RawClient(servers[0]) as client:
@@ -72,7 +72,7 @@ async def test_the_command_serves_until_a_signal_and_leaves_with_0(number):
         assert len(described.topics[0].partitions) == 4
 
 
-async def test_the_command_ends_although_clients_hang():
+async def test_the_command_ends_even_if_clients_hang():
     async with command("--port", "0") as child:
         (server,) = await listening(child)
         async with RawClient(server) as silent, RawClient(server) as halfway:
@@ -87,23 +87,23 @@ async def test_the_command_ends_although_clients_hang():
 
 
 def two_free_ports() -> int:
-    """The first of two free ports, one after the other."""
+    """The first of two consecutive free ports."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
             port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):  # somebody has the second one, or there is none
+            with contextlib.suppress(OSError, OverflowError):  # the second port is in use, or does not exist
                 second.bind(("127.0.0.1", port + 1))
                 return port
 
 
-async def test_the_command_takes_the_ports_from_the_first_one_on():
+async def test_the_command_uses_consecutive_ports_from_the_first_one():
     port = two_free_ports()
     async with command("--brokers", "2", "--port", str(port)) as child:
         assert await listening(child) == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
 
 
-async def test_the_command_behaves_like_the_release_that_is_named():
+async def test_the_command_behaves_like_the_named_release():
     async with command("--port", "0", "--versions", "2.1", "--topic", "t") as child:
         (server,) = await listening(child)
         async with RawClient(server) as client:
@@ -114,7 +114,7 @@ async def test_the_command_behaves_like_the_release_that_is_named():
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_the_command_has_the_transactions_that_are_asked_for(level):
+async def test_the_command_has_the_requested_version_of_transactions(level):
     async with command("--port", "0", "--transaction-version", str(level)) as child:
         (server,) = await listening(child)
         async with RawClient(server) as client:
@@ -125,7 +125,7 @@ async def test_the_command_has_the_transactions_that_are_asked_for(level):
         assert levels["transaction.version"] == level
 
 
-async def test_the_command_ends_with_its_standard_input_if_it_is_told_to():
+async def test_the_command_ends_with_its_standard_input_if_requested():
     async with command("--port", "0", "--stop-with-stdin") as child:
         await listening(child)
         assert child.stdin is not None
@@ -152,13 +152,13 @@ async def test_the_command_does_not_outlive_a_parent_that_is_killed():
     await listening(process)
     process.kill()
 
-    # The grandchild has the same standard output: it ends when both have gone.
+    # The grandchild has the same standard output, so that the stream ends when both have ended.
     assert process.stdout is not None
     assert await asyncio.wait_for(process.stdout.read(), WAIT) == b""
     await process.wait()
 
 
-async def test_the_command_names_a_port_that_is_taken_and_what_to_do():
+async def test_the_command_names_a_port_that_is_in_use_and_what_to_do():
     async with EmbeddedCluster() as cluster:
         port = cluster.nodes[0].port
         async with command("--port", str(port)) as child:
@@ -185,7 +185,7 @@ async def test_the_command_names_a_port_that_is_taken_and_what_to_do():
         (["--broker", "1", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
-async def test_the_command_explains_arguments_that_make_no_sense(arguments, problem):
+async def test_the_command_explains_invalid_arguments(arguments, problem):
     async with command("--port", "0", *arguments) as child:
         status, out, errors = await ended(child)
 
@@ -194,7 +194,7 @@ async def test_the_command_explains_arguments_that_make_no_sense(arguments, prob
     assert len(errors.splitlines()) == 1
 
 
-async def test_the_command_tells_what_it_can_do():
+async def test_the_help_of_the_command_lists_its_options():
     async with command("--help") as child:
         status, out, errors = await ended(child)
 
@@ -228,13 +228,13 @@ async def test_each_argument_reaches_the_cluster(monkeypatch):
         assert (cluster.default_partitions, cluster.transactions.version) == (4, 1)
 
 
-def test_clients_are_told_the_host_that_is_named_and_ports_up_to_the_highest_there_is(monkeypatch):
+def test_clients_get_the_named_host_and_ports_up_to_the_highest_possible(monkeypatch):
     cluster = cluster_of(monkeypatch, *"--brokers 2 --host example.org --port 65534".split())
 
     assert cluster.bootstrap_servers == "example.org:65534,example.org:65535"
 
 
-def test_without_standard_input_there_is_nothing_to_stop_with(monkeypatch, capsys):
+def test_without_standard_input_stop_with_stdin_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
     monkeypatch.setattr(sys, "argv", ["testing", "--stop-with-stdin"])
 

@@ -1,4 +1,4 @@
-"""The pytest plugin as other projects use it, and the check of this project's own conftest."""
+"""The pytest plugin in other projects, and the check of this project's own conftest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(plugin_module.__file__).parents[2]
 
-# Of an installed package, pytest finds the plugin by itself.
+# If the package is installed, pytest finds the plugin without this.
 REGISTER = """
     def pytest_configure(config):
         if not config.pluginmanager.hasplugin("aioproducer"):
@@ -63,7 +63,7 @@ def write(file, text):
 
 @pytest.fixture
 def project(tmp_path):
-    """Creates a folder of tests in the role of a user; call it with their text."""
+    """Return a function that writes a user's test file with this text, and returns its directory."""
     write(tmp_path / "conftest.py", REGISTER)
 
     def write_tests(text):
@@ -137,7 +137,7 @@ ASYNCIO, ANYIO = "@pytest.mark.asyncio", "@pytest.mark.anyio"
 @pytest.mark.promise(
     "Test clusters", "pytest fixtures for both clusters work in both modes of pytest-asyncio and with anyio"
 )
-def test_fixtures_work_in_strict_mode_too(project):
+def test_fixtures_work_in_strict_mode(project):
     told = run_pytest(project(TWO_TESTS.format(mark=ASYNCIO)), "-o", "asyncio_mode=strict")
 
     assert "2 passed" in told, told
@@ -160,7 +160,7 @@ def test_fixtures_work_in_auto_mode_and_with_anyio(project, mark, options):
     assert "2 passed" in told, told
 
 
-def test_anyio_in_auto_mode_is_refused_and_does_not_hang(project):
+def test_anyio_in_auto_mode_is_rejected_and_does_not_hang(project):
     told = run_pytest(project(TWO_TESTS.format(mark=ANYIO)), "-o", "asyncio_mode=auto")
 
     assert "2 errors" in told, told
@@ -191,7 +191,7 @@ ASKS_THE_CLUSTER = """
         ("@pytest.mark.asyncio(loop_scope='module')", "function", "module", None),
     ],
 )
-def test_cluster_that_nobody_would_serve_names_the_setting(
+def test_a_fixture_on_another_event_loop_is_an_error_that_names_the_setting(
     project, mark, test_scope, fixture_scope, told_scope
 ):
     options = ["-o", "asyncio_mode=auto", "-o", f"asyncio_default_test_loop_scope={test_scope}"]
@@ -204,7 +204,7 @@ def test_cluster_that_nobody_would_serve_names_the_setting(
     assert told_scope is None or f"set asyncio_default_fixture_loop_scope={told_scope}, or" in told
 
 
-def test_test_that_is_not_async_is_told_why_it_gets_no_cluster(project):
+def test_a_test_that_is_not_async_gets_an_error_with_the_reason(project):
     told = run_pytest(project("def test_sync(kafka_cluster): pass"))
 
     assert "1 error" in told, told
@@ -212,7 +212,7 @@ def test_test_that_is_not_async_is_told_why_it_gets_no_cluster(project):
 
 
 @pytest.mark.promise("Test clusters", "a marker configures the embedded cluster; a mistake in it is named")
-def test_marker_with_a_mistake_is_told_what_is_wrong(project):
+def test_an_invalid_marker_is_an_error_that_names_the_mistake(project):
     tests = """
         import pytest
 
@@ -238,7 +238,7 @@ def test_marker_with_a_mistake_is_told_what_is_wrong(project):
 
 
 @pytest.mark.promise("Test clusters", "the pytest fixtures leave nothing behind")
-def test_cluster_is_gone_after_its_test_also_if_that_failed(project):
+def test_cluster_is_stopped_after_its_test_even_if_it_failed(project):
     tests = """
         import socket
 
@@ -300,14 +300,14 @@ def test_missing_extra_skips_except_in_ci(project, fixture, ci, outcome, status)
 @pytest.mark.parametrize(
     ("value", "expected"), [("true", True), ("True", True), ("1", True), ("false", False), ("", False)]
 )
-def test_ci_is_what_the_services_set(monkeypatch, value, expected):
+def test_ci_is_detected_as_the_services_set_it(monkeypatch, value, expected):
     monkeypatch.setenv("CI", value)
 
     assert plugin_module.is_ci() is expected
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", ApacheKafkaMissingError), ("", pytest.skip.Exception)])
-def test_this_projects_own_clusters_are_skipped_except_in_ci_too(monkeypatch, ci, outcome):
+def test_this_projects_own_clusters_are_also_skipped_except_in_ci(monkeypatch, ci, outcome):
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(kafka, "java_executable", missing_java)
 
@@ -326,7 +326,7 @@ def missing_java():
 @pytest.mark.parametrize(
     ("fixture", "marker"), [("apache_kafka", "apache"), ("schema_registry", "schema_registry")]
 )
-def test_tests_on_a_real_server_have_the_marker_by_themselves(project, fixture, marker):
+def test_tests_on_a_real_server_get_the_marker_automatically(project, fixture, marker):
     tests = f"""
         import pytest
 
@@ -416,7 +416,7 @@ def test_settings_of_the_registry_can_be_overridden_and_its_log_is_kept_after_a_
 
 
 @pytest.mark.apache
-def test_logs_of_a_real_broker_are_kept_and_named_after_a_failed_test_though_others_follow(
+def test_logs_of_a_real_broker_are_kept_and_named_after_a_failed_test_even_if_others_follow(
     project, temporary
 ):
     tests = """
@@ -437,7 +437,7 @@ def test_logs_of_a_real_broker_are_kept_and_named_after_a_failed_test_though_oth
     assert not command_lines(str(temporary))
 
 
-def test_logs_of_this_projects_own_clusters_are_named_too(project):
+def test_logs_of_this_projects_own_clusters_are_also_named(project):
     tests = """
         from pathlib import Path
         import pytest
@@ -472,7 +472,7 @@ def temporary(tmp_path):
 
 @pytest.mark.promise("Test clusters", "the pytest fixtures leave nothing behind")
 @pytest.mark.apache
-def test_real_broker_is_gone_after_an_interrupted_session(project, temporary):
+def test_real_broker_is_stopped_after_an_interrupted_session(project, temporary):
     tests = """
         import os, signal, time
 

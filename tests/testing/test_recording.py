@@ -1,4 +1,4 @@
-"""RecordingProducer: accepts and rejects the same records as Producer, and shows those that it received."""
+"""RecordingProducer accepts and rejects the same records as Producer, and shows the accepted ones."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_every_call_of_the_producer_has_the_same_signature():
         assert inspect.signature(double[name]) == expected, name
 
 
-def test_it_is_a_producer_for_those_who_ask():
+def test_it_is_an_instance_of_producer_with_the_same_signature():
     assert isinstance(RecordingProducer(), Producer)
     assert inspect.signature(RecordingProducer) == inspect.signature(Producer)
 
 
-async def test_what_is_sent_is_recorded_in_order():
+async def test_records_are_recorded_in_order():
     async with RecordingProducer() as producer:
         producer.set_partitions("orders", 3)
         await producer.send("orders", b"1", b"key", 2, 1_700_000_000_000, [("trace", b"x"), ("none", None)])
@@ -119,7 +119,7 @@ async def test_without_acknowledgements_there_are_no_offsets():
 
 
 @pytest.mark.promise("Test clusters", "the test double accepts and rejects what the producer does")
-async def test_keys_go_where_the_producer_puts_them():
+async def test_keys_go_to_the_same_partitions_as_with_the_producer():
     keys = [f"key-{number}".encode() for number in range(50)]
     async with RecordingProducer() as producer:
         producer.set_partitions("orders", 12)
@@ -212,7 +212,7 @@ async def test_a_serializer_receives_the_context_and_a_record_may_have_its_own()
     ]
 
 
-# ------------------------------------------------------------------------------------ as the producer does it
+# ----------------------------------------------------------------------------------- the same as the producer
 
 BAD_RECORDS = [
     {"topic": 7},
@@ -237,14 +237,14 @@ BAD_RECORDS = [
 
 
 async def refusal(producer, record):
-    with pytest.raises(Exception) as refused:  # noqa: PT011 - which one it is, the two producers have to agree on
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - only the two producers must agree on the error
         await producer.send(**record)
     return type(refused.value), str(refused.value)
 
 
 @pytest.mark.promise("Test clusters", "the test double accepts and rejects what the producer does")
 @pytest.mark.parametrize("record", BAD_RECORDS, ids=lambda record: repr(record)[:60])
-async def test_bad_input_is_refused_with_the_producers_words(record):
+async def test_invalid_input_raises_the_same_errors_as_the_producer(record):
     async with EmbeddedCluster(topics={"orders": 1}) as cluster:
         async with Producer(cluster.bootstrap_servers) as producer:
             expected = await refusal(producer, record)
@@ -266,7 +266,7 @@ async def test_bad_input_is_refused_with_the_producers_words(record):
         lambda producer: producer.flush(),
     ],
 )
-async def test_it_can_be_used_between_start_and_close_only(call):
+async def test_it_can_be_used_only_between_start_and_close(call):
     producer = RecordingProducer()
 
     with pytest.raises(ProducerNotStartedError, match="not started"):
@@ -351,7 +351,7 @@ async def test_transactions_can_be_shared_and_fenced():
     assert (producer.sent, producer.uncommitted) == ([], [])
 
 
-async def test_transactions_are_refused_where_the_producer_refuses_them():
+async def test_transactions_fail_in_the_same_states_as_with_the_producer():
     async with RecordingProducer() as producer:
         with pytest.raises(IllegalStateError, match="needs a producer with a transactional_id"):
             await producer.begin_transaction()
@@ -360,12 +360,12 @@ async def test_transactions_are_refused_where_the_producer_refuses_them():
             await producer.send("orders", b"1")
         with pytest.raises(IllegalStateError, match="commit_transaction cannot be called now"):
             await producer.commit_transaction()
-        await producer.begin_transaction()  # and left to close()
+        await producer.begin_transaction()  # close() ends it
 
     assert producer.sent == []
 
 
-async def test_try_send_learns_of_a_topic_by_being_refused_once():
+async def test_try_send_fails_once_for_an_unknown_topic_and_then_knows_it():
     async with RecordingProducer() as producer:
         with pytest.raises(BufferFullError, match="not known yet"):
             producer.try_send("orders", b"1")
@@ -379,7 +379,7 @@ async def test_batches_that_are_built_by_hand_are_recorded():
     async with RecordingProducer(compression_type="zstd") as producer:
         producer.set_partitions("orders", 2)
         await producer.send("orders", b"0", partition=1)
-        for size in (10, 20_000):  # compressed at once, and in a thread
+        for size in (10, 20_000):  # compressed at once or in a thread
             batch = producer.create_batch()
             batch.append(key=b"a", value=bytes(size), timestamp=5)
             batch.append(key=None, value=b"2", timestamp=6, headers=[("h", b"")])
@@ -399,7 +399,7 @@ async def test_batches_that_are_built_by_hand_are_recorded():
     assert producer.sent[2] == SentRecord("orders", 1, 2, None, b"2", (("h", b""),), 6)
 
 
-async def test_partitions_are_those_that_the_test_has_set():
+async def test_a_test_can_set_the_partitions():
     producer = RecordingProducer()
     producer.set_partitions("orders", 2)
     async with producer:
@@ -420,7 +420,7 @@ async def test_partitions_are_those_that_the_test_has_set():
             producer.set_partitions("a b", 1)
 
 
-async def test_topic_that_was_sent_to_keeps_its_default_partitions():
+async def test_topic_with_records_keeps_its_default_partitions():
     async with RecordingProducer() as producer:
         producer.default_partitions = 12
         await producer.send("orders", b"")
@@ -433,7 +433,7 @@ async def test_topic_that_was_sent_to_keeps_its_default_partitions():
         assert len(await producer.partitions_for("others")) == 3
 
 
-async def test_topics_that_nobody_may_create_are_unknown_at_once():
+async def test_topics_that_can_not_be_created_are_unknown_at_once():
     producer = RecordingProducer(allow_auto_create_topics=False)
     producer.set_partitions("orders", 1)
     async with producer:
@@ -443,10 +443,10 @@ async def test_topics_that_nobody_may_create_are_unknown_at_once():
             await producer.send("others", b"")
 
 
-# ----------------------------------------------------------------------------------------- what is told to fail
+# -------------------------------------------------------------------------------------------- requested failures
 
 
-async def test_a_delivery_fails_as_told_and_the_next_does_not():
+async def test_a_delivery_fails_as_requested_and_the_next_does_not():
     async with RecordingProducer() as producer:
         producer.fail_next()
         failed = await producer.send("orders", b"1")
@@ -465,7 +465,7 @@ async def test_a_delivery_fails_as_told_and_the_next_does_not():
 @pytest.mark.promise(
     "Test clusters", "the test double fails as configured; transactions are in `sent` once committed"
 )
-async def test_failures_are_told_by_topic_count_error_and_outcome():
+async def test_failures_can_have_a_topic_count_error_and_outcome():
     mine = DeliveryError("mine", outcome=Outcome.UNKNOWN)
     async with RecordingProducer() as producer:
         producer.fail_next(mine, topic="orders", count=2)
@@ -489,7 +489,7 @@ async def test_failures_are_told_by_topic_count_error_and_outcome():
 @pytest.mark.promise(
     "Test clusters", "the test double fails as configured; transactions are in `sent` once committed"
 )
-async def test_send_itself_is_refused_as_told_and_nothing_is_sent():
+async def test_send_itself_fails_as_requested_and_nothing_is_sent():
     async with RecordingProducer() as producer:
         await producer.partitions_for("orders")
         producer.refuse_next(BufferTimeoutError("full"), topic="orders", count=2)
@@ -509,7 +509,7 @@ async def test_send_itself_is_refused_as_told_and_nothing_is_sent():
     assert [record.value for record in producer.sent] == [b"2"]
 
 
-async def test_a_record_that_is_refused_for_itself_uses_up_no_failure():
+async def test_an_invalid_record_does_not_use_up_a_requested_failure():
     async with RecordingProducer() as producer:
         producer.fail_next()
         with pytest.raises(InvalidRecordError):
@@ -520,7 +520,7 @@ async def test_a_record_that_is_refused_for_itself_uses_up_no_failure():
 
 
 @pytest.mark.parametrize("call", ["fail_next", "refuse_next"])
-def test_what_can_not_be_a_failure_is_refused(call):
+def test_invalid_failures_are_rejected(call):
     producer = RecordingProducer()
 
     with pytest.raises(TypeError, match="must be an exception, not <class"):
@@ -529,7 +529,7 @@ def test_what_can_not_be_a_failure_is_refused(call):
         getattr(producer, call)(DeliveryError(), count=0)
 
 
-# ------------------------------------------------------------------------------------------------ what is left
+# --------------------------------------------------------------------------------------------------- resources
 
 
 async def test_it_leaves_no_task_thread_or_memory_behind():
@@ -571,14 +571,14 @@ async def test_each_producer_has_its_own_records():
     assert other.sent == []
 
 
-async def test_no_broker_gives_an_id_and_nobody_waits_for_one():
+async def test_client_instance_id_fails_at_once_without_a_broker():
     async with RecordingProducer() as producer:
         with pytest.raises(KafkaTimeoutError, match="no broker gave this client an id"):
             await asyncio.wait_for(producer.client_instance_id(timeout=60), 1)
 
 
-async def test_its_metrics_count_what_those_of_the_producer_count():
-    """All but what a broker or time adds: requests, compression, retries, waits."""
+async def test_its_metrics_count_the_same_as_those_of_the_producer():
+    """Except counts that depend on a broker or on time: requests, compression, retries, waits."""
 
     async def sent_with(producer: Producer) -> MetricsSnapshot:
         await producer.send_and_wait("orders", b"v" * 100)

@@ -1,4 +1,4 @@
-"""SchemaRegistry: Java and the files are found or the error says what is missing; the process starts and ends."""
+"""SchemaRegistry: its process, Java and its files, or errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NEVER_LISTENS = "import time; print('still busy', flush=True); time.sleep(1000)"
 
 @pytest.fixture
 def registry_of(tmp_path, monkeypatch):
-    """Return a function that returns a registry whose Java runs a Python program instead."""
+    """Return a function that creates a registry whose Java is a Python program."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -81,7 +81,7 @@ def subjects(url: str) -> str:
 
 
 @pytest.mark.promise("Test clusters", "`SchemaRegistry` is a real schema registry from pip alone")
-async def test_a_registry_answers_in_its_block_and_leaves_nothing(registry_of, tmp_path):
+async def test_a_registry_answers_in_its_block_and_leaves_nothing_behind(registry_of, tmp_path):
     async with registry_of() as registry:
         assert await asyncio.to_thread(subjects, registry.url) == "[]"
         assert registry.url.startswith("http://127.0.0.1:")
@@ -93,7 +93,7 @@ async def test_a_registry_answers_in_its_block_and_leaves_nothing(registry_of, t
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-async def test_the_port_and_the_settings_are_those_that_were_asked_for(registry_of):
+async def test_the_port_and_the_settings_can_be_chosen(registry_of):
     port = PortReservation()
     number = port.reserve()
     port.release()
@@ -190,17 +190,17 @@ def test_before_the_start_there_is_no_address():
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "3.3", "../3.3.3", "latest"])
-def test_a_version_that_is_not_a_release_is_refused(version):
+def test_a_version_that_is_not_a_release_is_rejected(version):
     with pytest.raises(
         ValueError, match=r"version must be a release of Apicurio Registry 3 such as '3\.3\.3'"
     ):
         SchemaRegistry(version)
 
 
-# ------------------------------------------------------------------------------------------------ what is missing
+# --------------------------------------------------------------------------------------------- missing packages
 
 
-async def test_old_java_is_refused(registry_of):
+async def test_old_java_is_rejected(registry_of):
     with pytest.raises(
         ApicurioMissingError,
         match=r"java is not Java 21 or newer \(openjdk version \"17.0.15\"\): pip install",
@@ -272,7 +272,7 @@ async def test_the_fetched_archive_is_unpacked(registry_of, monkeypatch, tmp_pat
 
 
 def write_fake_jgo(modules):
-    """A module `jgo.maven` that finds an archive where the real one finds a repository."""
+    """Write a module `jgo.maven` that creates an archive instead of downloading it."""
     (modules / "jgo").mkdir(parents=True)
     (modules / "jgo" / "__init__.py").touch()
     (modules / "jgo" / "maven.py").write_text(

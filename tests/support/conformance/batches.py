@@ -1,4 +1,4 @@
-"""Malformed, odd and unusual record batches (ProduceRequest.validateRecords, UnifiedLog, LogValidator)."""
+"""Cases about malformed and unusual record batches (ProduceRequest.validateRecords, UnifiedLog, LogValidator)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ async def a_flipped_bit_is_a_corrupt_message(client: Client) -> None:
 
 
 @case()
-async def a_checksum_of_zero_is_no_checksum(client: Client) -> None:
+async def a_checksum_of_zero_is_not_accepted(client: Client) -> None:
     await client.refuses(crafted(batch_of(b"value"), crc=0), ErrorCode.CORRUPT_MESSAGE)
 
 
 @case()
-async def formats_0_and_1_are_not_taken(client: Client) -> None:
+async def formats_0_and_1_are_not_accepted(client: Client) -> None:
     for magic in (0, 1):
         await client.refuses(crafted(batch_of(b"value"), magic=magic), ErrorCode.INVALID_RECORD)
 
@@ -33,18 +33,18 @@ async def formats_of_the_future_are_corrupt(client: Client) -> None:
 
 
 @case()
-async def a_batch_without_its_last_byte_is_no_batch(client: Client) -> None:
+async def a_batch_without_its_last_byte_is_invalid(client: Client) -> None:
     await client.refuses(batch_of(b"cut")[:-1], ErrorCode.INVALID_RECORD)
 
 
 @case()
-async def a_header_that_is_cut_off_is_no_batch(client: Client) -> None:
+async def a_header_that_is_cut_off_is_invalid(client: Client) -> None:
     for size in (1, 12, 17, 30, 60):
         await client.refuses(batch_of(b"cut")[:size], ErrorCode.INVALID_RECORD)
 
 
 @case()
-async def empty_records_are_no_batch(client: Client) -> None:
+async def an_empty_records_field_is_invalid(client: Client) -> None:
     await client.refuses(b"", ErrorCode.INVALID_RECORD)
 
 
@@ -60,18 +60,18 @@ async def a_length_that_ends_in_the_header_is_corrupt(client: Client) -> None:
 
 
 @case()
-async def a_length_beyond_the_bytes_is_no_batch(client: Client) -> None:
+async def a_length_beyond_the_bytes_is_invalid(client: Client) -> None:
     await client.refuses(crafted(batch_of(b"value"), length=1000), ErrorCode.INVALID_RECORD)
 
 
 @case()
-async def a_length_that_java_can_not_add_to_is_an_error_of_the_server(client: Client) -> None:
+async def a_length_that_overflows_in_java_is_an_error_of_the_server(client: Client) -> None:
     for length in (2**31 - 1, 2**31 - 12):
         await client.refuses(crafted(batch_of(b"value"), length=length), ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 @case()
-async def bytes_behind_the_batch_are_cut_away(client: Client) -> None:
+async def bytes_after_the_batch_are_cut_off(client: Client) -> None:
     batch = batch_of(b"value")
     for behind in (b"\0", b"\0" * 11, batch[:16], batch[:-1]):
         await client.produce(batch + behind)
@@ -79,12 +79,12 @@ async def bytes_behind_the_batch_are_cut_away(client: Client) -> None:
 
 
 @case()
-async def two_batches_for_one_partition_are_refused(client: Client) -> None:
+async def two_batches_for_one_partition_are_rejected(client: Client) -> None:
     await client.refuses(batch_of(b"a") + batch_of(b"b"), ErrorCode.INVALID_RECORD)
 
 
 @case()
-async def a_second_batch_is_refused_before_any_checksum_is_looked_at(client: Client) -> None:
+async def a_second_batch_is_rejected_before_any_checksum_is_checked(client: Client) -> None:
     await client.refuses(flipped(batch_of(b"a")) + flipped(batch_of(b"b")), ErrorCode.INVALID_RECORD)
 
 
@@ -95,13 +95,13 @@ async def the_base_offset_must_be_0(client: Client) -> None:
 
 
 @case()
-async def the_base_offset_is_looked_at_before_the_checksum(client: Client) -> None:
+async def the_base_offset_is_checked_before_the_checksum(client: Client) -> None:
     batch = encode_batch([OracleRecord(NOW, None, b"x")], base_offset=-5)
     await client.refuses(flipped(batch), ErrorCode.INVALID_RECORD, log_start=0)
 
 
 @case()
-async def the_leader_epoch_is_the_brokers_to_write(client: Client) -> None:
+async def the_broker_overwrites_the_leader_epoch(client: Client) -> None:
     batch = encode_batch([OracleRecord(NOW, None, b"x")], partition_leader_epoch=9)
     assert await client.outcomes(batch) == [appended(0)]
     (header,) = await client.headers()
@@ -115,14 +115,14 @@ async def clients_may_not_write_control_batches(client: Client) -> None:
 
 
 @case()
-async def no_records_are_no_valid_batch(client: Client) -> None:
+async def a_batch_without_records_is_invalid(client: Client) -> None:
     for count in (0, -1):
         batch = crafted(batch_of(b""), payload=b"", record_count=count, last_offset_delta=count - 1)
         await client.refuses(batch, ErrorCode.INVALID_RECORD, log_start=0)
 
 
 @case()
-async def the_record_count_must_fit_the_last_offset_delta(client: Client) -> None:
+async def the_record_count_must_match_the_last_offset_delta(client: Client) -> None:
     for delta in (0, 2, -1, 2**31 - 1):
         batch = crafted(batch_of(b"a", b"b"), last_offset_delta=delta)
         await client.refuses(batch, ErrorCode.INVALID_RECORD, log_start=0)
@@ -141,7 +141,7 @@ async def fewer_records_than_the_count_are_invalid(client: Client) -> None:
 
 
 @case()
-async def a_records_length_must_fit_its_fields(client: Client) -> None:
+async def a_records_length_must_match_its_fields(client: Client) -> None:
     right = len(record()) - 1
     for length in (right - 1, right + 1, 0, -1, 1000):
         batch = batch_of_payload(record(length=length))
@@ -173,20 +173,20 @@ async def a_header_needs_a_name(client: Client) -> None:
 
 
 @case()
-async def headers_must_fit_their_count(client: Client) -> None:
+async def headers_must_match_their_count(client: Client) -> None:
     for count in (2, 1000, -1):
         batch = batch_of_payload(record(headers=varint(count) + varint(1) + b"h" + varint(-1)))
         await client.refuses(batch, ErrorCode.INVALID_RECORD, log_start=0)
 
 
 @case()
-async def nobody_looks_whether_the_name_of_a_header_is_utf_8(client: Client) -> None:
+async def the_name_of_a_header_need_not_be_utf_8(client: Client) -> None:
     batch = batch_of_payload(record(headers=varint(1) + varint(2) + b"\xff\xfe" + varint(-1)))
     assert await client.outcomes(batch) == [appended(0)]
 
 
 @case()
-async def attributes_of_a_record_mean_nothing(client: Client) -> None:
+async def attributes_of_a_record_are_ignored(client: Client) -> None:
     assert await client.outcomes(batch_of_payload(record(attributes=0x7F))) == [appended(0)]
 
 
@@ -198,7 +198,7 @@ async def unused_bits_of_the_attributes_are_kept(client: Client) -> None:
 
 
 @case()
-async def offset_deltas_of_records_are_not_looked_at(client: Client) -> None:
+async def offset_deltas_of_records_are_not_checked(client: Client) -> None:
     batch = batch_of_payload(record(b"a", offset_delta=5) + record(b"b", offset_delta=3), 2)
     assert await client.outcomes(batch) == [appended(0)]
     (stored,) = await client.batches()
@@ -206,12 +206,12 @@ async def offset_deltas_of_records_are_not_looked_at(client: Client) -> None:
 
 
 @case()
-async def a_length_of_a_record_in_too_many_bytes_is_an_error_of_the_server(client: Client) -> None:
+async def a_records_length_with_too_many_bytes_is_an_error_of_the_server(client: Client) -> None:
     batch = batch_of_payload(b"\xff" * 6 + record())
     await client.refuses(batch, ErrorCode.UNKNOWN_SERVER_ERROR, log_start=0)
 
 
 @case()
-async def another_number_in_too_many_bytes_is_an_invalid_record(client: Client) -> None:
+async def another_number_with_too_many_bytes_is_an_invalid_record(client: Client) -> None:
     batch = batch_of_payload(varint(20) + b"\0" + b"\xff" * 11 + b"\0" * 8)
     await client.refuses(batch, ErrorCode.INVALID_RECORD, log_start=0)

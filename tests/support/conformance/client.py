@@ -1,4 +1,4 @@
-"""The raw client of the conformance cases: it knows its case's topic, and the release that it talks to."""
+"""The raw client of the conformance cases. It knows the topic of its case and the release of the broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PartitionAnswer = ProduceResponse.PartitionProduceResponse
 
 
 class Outcome(NamedTuple):
-    """What a Produce response says of a partition, its texts left out."""
+    """The answer for a partition in a Produce response, without its texts."""
 
     error_code: int
     base_offset: int
@@ -39,17 +39,17 @@ class Outcome(NamedTuple):
 
 
 def appended(base_offset: int, *, log_append_time: int = -1) -> Outcome:
-    """The batch is in the log, or was before."""
+    """The outcome of a batch that is in the log, or already was."""
     return Outcome(ErrorCode.NONE, base_offset, log_append_time, 0)
 
 
 def refused(code: ErrorCode, *, log_start: int = -1) -> Outcome:
-    """The batch is not in the log. Of errors that are not everyday ones Kafka tells the log start too."""
+    """The outcome of a batch that is not in the log. With unusual errors, Kafka also returns the log start."""
     return Outcome(code, -1, -1, log_start)
 
 
 def outcome(answer: PartitionAnswer) -> Outcome:
-    """What is compared with `appended` or `refused`."""
+    """The part of an answer that is compared with `appended` or `refused`."""
     return Outcome(
         ErrorCode(answer.error_code), answer.base_offset, answer.log_append_time_ms, answer.log_start_offset
     )
@@ -71,7 +71,7 @@ class Client(RawClient):
         return Client(self.servers, self.release, self.topic, self.topic_id)
 
     def expected(self, by_release: Mapping[str, T]) -> T:
-        """The value of the release at the other end."""
+        """The value for the release of the broker."""
         return by_release[self.release]
 
     # Produce
@@ -84,7 +84,7 @@ class Client(RawClient):
     def produce_request(
         self, batches: Iterable[tuple[int, bytes | None]], *, acks: int = -1, timeout_ms: int = 30_000
     ) -> ProduceRequest:
-        """A request for partitions of the case's topic, in any version."""
+        """A Produce request, for any version, with partitions of the case's topic."""
         data = [ProduceRequest.PartitionProduceData(index=index, records=batch) for index, batch in batches]
         return ProduceRequest(
             acks=acks,
@@ -103,31 +103,31 @@ class Client(RawClient):
         acks: int = -1,
         timeout_ms: int = 30_000,
     ) -> PartitionAnswer:
-        """Send one batch; what the broker says about it."""
+        """Send one batch and return the broker's answer."""
         request = self.produce_request([(partition, batch)], acks=acks, timeout_ms=timeout_ms)
         answers = await self.answers(request, version)
         assert list(answers) == [partition]
         return answers[partition]
 
     async def outcomes(self, *batches: bytes) -> list[Outcome]:
-        """Send batches one after the other to partition 0."""
+        """Send batches to partition 0 one after the other, and return their outcomes."""
         return [outcome(await self.produce(batch)) for batch in batches]
 
     async def refuses(self, batch: bytes, code: ErrorCode, *, log_start: int = -1) -> None:
-        """Assert that a batch is refused, and that the log has nothing of it."""
+        """Assert that a batch is rejected, and that the log stays empty."""
         assert outcome(await self.produce(batch)) == refused(code, log_start=log_start)
         assert await self.end_offset() == 0
 
     async def answers(
         self, request: ProduceRequest, version: int | None = None
     ) -> dict[int, PartitionAnswer]:
-        """Ask for partitions of one topic; the answers by partition."""
+        """Send a request for one topic and return the answers by partition."""
         response = await self.ask(request, version or self.newest_produce)
         (topic,) = response.responses
         return {answer.index: answer for answer in topic.partition_responses}
 
     async def producer_id(self) -> int:
-        """A producer id that nobody has."""
+        """Get a new producer id."""
         return (await self.init_producer_id()).producer_id
 
     async def init_producer_id(
@@ -139,14 +139,14 @@ class Client(RawClient):
             producer_id=producer_id,
             producer_epoch=epoch,
         )
-        # A new broker has to get its first block of producer ids from the controller.
+        # A new broker must first get a block of producer ids from the controller.
         while (response := await self.ask(request, version)).error_code == (
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         ):
             pass
         return response
 
-    # What is in the log
+    # The log
 
     async def offset_at(
         self, timestamp: int, partition: int = 0, *, version: int = 7, epoch: int = -1
@@ -176,7 +176,7 @@ class Client(RawClient):
         epoch: int = -1,
         version: int = 12,
     ) -> FetchResponse.PartitionData:
-        """Read a partition of the case's topic."""
+        """Fetch from a partition of the case's topic."""
         wanted = FetchRequest.FetchPartition(
             partition=partition,
             fetch_offset=offset,
@@ -201,7 +201,7 @@ class Client(RawClient):
         return [bytes(batch) for batch in split_batches(answer.records or b"")]
 
     async def headers(self, partition: int = 0) -> list[BatchHeader]:
-        """Their headers."""
+        """The headers of the batches in the log."""
         return [read_header(batch) for batch in await self.batches(partition)]
 
     # Metadata
@@ -213,7 +213,7 @@ class Client(RawClient):
         version: int = 12,
         allow_auto_topic_creation: bool = False,
     ) -> MetadataResponse:
-        """Metadata of topics by name or by id."""
+        """Request the metadata of topics by name or by id."""
         topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         topics += [MetadataRequest.MetadataRequestTopic(name=None, topic_id=topic_id) for topic_id in ids]
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=allow_auto_topic_creation)
@@ -222,7 +222,7 @@ class Client(RawClient):
     # Frames
 
     def send_body(self, api_key: int, version: int, body: bytes) -> int:
-        """A request of which the declared messages know nothing, with a header without tags."""
+        """Send a request that is not among the declared messages, with a header without tags."""
         self._correlation_id += 1
         client_id = self.client_id.encode()
         header = struct.pack(
@@ -232,6 +232,6 @@ class Client(RawClient):
         return self._correlation_id
 
     async def still_answers(self) -> bool:
-        """Whether the connection is open: the broker answers another request on it."""
+        """Whether the broker answers another request on this connection."""
         response: Message = await self.describe(version=9)
         return bool(response.brokers)

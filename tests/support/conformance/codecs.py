@@ -1,4 +1,4 @@
-"""Compressed batches: what unpacks, what does not, and what is left of it (Kafka's Compression classes)."""
+"""Cases about compressed batches, valid and damaged ones (Kafka's Compression classes)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CODECS = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD)
 
 
 @case()
-async def every_codec_is_stored_as_it_came(client: Client) -> None:
+async def batches_of_every_codec_are_stored_unchanged(client: Client) -> None:
     for number, codec in enumerate(CODECS):
         batch = batch_of_payload(compressor(codec, None)(record(b"x" * 1000)), attributes=codec)
         assert await client.outcomes(batch) == [appended(number)]
@@ -22,14 +22,14 @@ async def every_codec_is_stored_as_it_came(client: Client) -> None:
 
 
 @case()
-async def no_codec_has_the_ids_5_to_7(client: Client) -> None:
+async def the_codec_ids_5_to_7_are_an_error_of_the_server(client: Client) -> None:
     for codec in (5, 6, 7):
         batch = crafted(batch_of(b"x"), attributes=codec)
         await client.refuses(batch, ErrorCode.UNKNOWN_SERVER_ERROR, log_start=0)
 
 
 @case()
-async def records_that_do_not_unpack_are_an_error_of_the_server(client: Client) -> None:
+async def records_that_can_not_be_decompressed_are_an_error_of_the_server(client: Client) -> None:
     for codec in CODECS:
         packed = compressor(codec, None)(record(b"x" * 1000))
         for payload in (b"not compressed at all", packed[: len(packed) // 2], packed[:-1]):
@@ -37,7 +37,7 @@ async def records_that_do_not_unpack_are_an_error_of_the_server(client: Client) 
             await client.refuses(batch, ErrorCode.UNKNOWN_SERVER_ERROR, log_start=0)
 
 
-# What stands behind the compressed records concerns nobody who reads only as far as he must.
+# Bytes after the compressed records are ignored by decompressors that read no further than necessary.
 BEHIND = {
     Codec.GZIP: ErrorCode.NONE,
     Codec.SNAPPY: ErrorCode.NONE,
@@ -47,14 +47,14 @@ BEHIND = {
 
 
 @case()
-async def bytes_behind_compressed_records(client: Client) -> None:
+async def bytes_after_compressed_records(client: Client) -> None:
     for codec, error in BEHIND.items():
         packed = compressor(codec, None)(record(b"x" * 1000))
         answer = await client.produce(batch_of_payload(packed + b"\0\0\0", attributes=codec))
         assert answer.error_code == error
 
 
-# LZ4's reader ends with the first frame.
+# The LZ4 decompressor stops after the first frame.
 IN_TWO_PARTS = {
     Codec.GZIP: ErrorCode.NONE,
     Codec.SNAPPY: ErrorCode.NONE,
@@ -72,7 +72,7 @@ async def records_that_were_compressed_in_two_parts(client: Client) -> None:
 
 
 @case()
-async def no_compressed_records_at_all(client: Client) -> None:
+async def an_empty_compressed_payload(client: Client) -> None:
     for codec in CODECS:
         error = ErrorCode.INVALID_RECORD if codec is Codec.ZSTD else ErrorCode.UNKNOWN_SERVER_ERROR
         await client.refuses(batch_of_payload(b"", attributes=codec), error, log_start=0)
@@ -97,7 +97,7 @@ async def zstd_needs_produce_version_7(client: Client) -> None:
 
 @case()
 async def compressed_records_with_odd_offset_deltas_are_an_error_of_the_server(client: Client) -> None:
-    # Kafka means to number them anew, but has not read the keys and values that it would have to write.
+    # Kafka tries to renumber them, but has not read the keys and values that it would have to write.
     packed = compressor(Codec.GZIP, None)(record(b"a", offset_delta=5) + record(b"b", offset_delta=3))
     batch = batch_of_payload(packed, 2, attributes=Codec.GZIP)
     await client.refuses(batch, ErrorCode.UNKNOWN_SERVER_ERROR, log_start=0)

@@ -1,4 +1,4 @@
-"""What becomes of a connection: odd frames, unknown requests, versions, order, throttling."""
+"""Cases about connections: invalid frames, unknown requests, versions, order and throttling."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.raw_client import batch_of
 
 API_VERSIONS = 18
 SOCKET_REQUEST_MAX_BYTES = 104_857_600
-"""Kafka's default."""
+"""The default of socket.request.max.bytes."""
 
 
 async def closes(client: Client, sent: bytes) -> None:
-    """The broker closes this connection without a word, and serves others."""
+    """Assert that the broker closes this connection without an answer, and serves others."""
     client.writer.write(sent)
     assert await client.is_closed()
     async with client.another() as other:
@@ -31,12 +31,12 @@ async def closes(client: Client, sent: bytes) -> None:
 
 
 def frame_of(request: Message, version: int) -> bytes:
-    """A whole frame, its length included."""
+    """A whole frame, including its length."""
     return b"".join(encode_request(request, version, 1, "raw"))
 
 
 def framed(body: bytes) -> bytes:
-    """Bytes behind their length."""
+    """A frame with this body."""
     return struct.pack(">i", len(body)) + body
 
 
@@ -93,7 +93,7 @@ async def a_request_that_is_cut_off_closes_the_connection(client: Client) -> Non
 
 
 @case()
-async def bytes_behind_a_request_are_ignored(client: Client) -> None:
+async def bytes_after_a_request_are_ignored(client: Client) -> None:
     frame = frame_of(MetadataRequest(topics=[]), 9)
     client.writer.write(framed(frame[4:] + b"\0\0\0"))
     await client.frame()
@@ -145,14 +145,14 @@ async def pipelined_requests_are_answered_in_order(client: Client) -> None:
 
 
 @case()
-async def correlation_ids_are_given_back_as_they_came(client: Client) -> None:
+async def correlation_ids_are_returned_unchanged(client: Client) -> None:
     for correlation_id in (0, -1, 2**31 - 1, -(2**31), 5, 5):
         client.writer.writelines(encode_request(MetadataRequest(topics=[]), 9, correlation_id, "raw"))
         assert (await client.frame())[:4] == struct.pack(">i", correlation_id)
 
 
 @case(producer_byte_rate=1000)
-async def above_its_quota_a_client_is_told_first_and_muted_then(client: Client) -> None:
+async def a_client_above_its_quota_is_answered_first_and_muted_afterwards(client: Client) -> None:
     # Over a window of 10 s, 10,100 bytes and the header are a little more than 1,000 a second.
     request = client.produce_request([(0, batch_of(b"x" * 10_100))])
     asked = asyncio.get_running_loop().time()
@@ -175,7 +175,7 @@ async def requests_below_the_quota_are_not_throttled(client: Client) -> None:
 
 
 @case()
-async def an_api_versions_request_of_the_future_is_refused_in_version_0(client: Client) -> None:
+async def an_api_versions_request_of_a_future_version_is_rejected_in_version_0(client: Client) -> None:
     frame = frame_of(ApiVersionsRequest(client_software_name="a", client_software_version="1"), 4)
     client.writer.write(frame[:6] + struct.pack(">h", 99) + frame[8:])
     answer = await client.frame()
@@ -186,7 +186,7 @@ async def an_api_versions_request_of_the_future_is_refused_in_version_0(client: 
 
 
 @case()
-async def odd_names_of_client_software_are_refused(client: Client) -> None:
+async def invalid_names_of_client_software_are_rejected(client: Client) -> None:
     for name, version in (
         ("a b", "1"),
         ("", "1"),
@@ -214,8 +214,8 @@ async def api_versions_are_answered_in_every_version(client: Client) -> None:
     assert all(versions == found[0] for versions in found)
 
 
-# The requests that both serve to their newest version. Kafka 4.0 dropped the oldest ones (KIP-896), but still
-# claims to know Produce 0 to 2 (KAFKA-18659).
+# Requests of which the embedded cluster also serves the newest version. Kafka 4.0 dropped the oldest versions
+# (KIP-896), but still advertises Produce 0 to 2 (KAFKA-18659).
 VERSIONS = {
     "3.9": {"produce": (0, 11), "metadata": (0, 12), "find_coordinator": (0, 6), "init_producer_id": (0, 5)},
     "4.3": {"produce": (0, 13), "metadata": (0, 13), "find_coordinator": (0, 6), "init_producer_id": (0, 5)},
@@ -232,7 +232,7 @@ async def the_versions_of_the_release_are_advertised(client: Client) -> None:
 
 
 @case()
-async def the_same_may_be_asked_again_on_a_connection(client: Client) -> None:
+async def api_versions_may_be_requested_again_on_a_connection(client: Client) -> None:
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     first = await client.ask(request, 3)
     assert await client.still_answers()

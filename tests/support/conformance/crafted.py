@@ -1,4 +1,4 @@
-"""Batches as no producer writes them: any field of the header changed, any bytes for records."""
+"""Batches that no producer writes: with any changes to the header, and any bytes instead of records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _BEFORE_CHECKED = 21
 
 KAFKA_LIMIT = 1_048_588
-"""message.max.bytes, unless it is set."""
+"""The default of message.max.bytes."""
 
 
 def crafted(batch: bytes, *, payload: bytes | None = None, **fields: int) -> bytes:
-    """A batch with other records or other fields. Length and checksum fit, unless they are given."""
+    """A batch with other records or other fields. Length and checksum are correct unless they are given."""
     values = dict(zip(_NAMES, _HEADER.unpack_from(batch), strict=True))
     if payload is None:
         payload = batch[_HEADER.size :]
@@ -33,14 +33,14 @@ def crafted(batch: bytes, *, payload: bytes | None = None, **fields: int) -> byt
 
 
 def flipped(batch: bytes, at: int = -3) -> bytes:
-    """A batch with one bit changed on its way."""
+    """A batch with one bit changed."""
     changed = bytearray(batch)
     changed[at] ^= 1
     return bytes(changed)
 
 
 def batch_of_size(size: int, value: bytes = b"x") -> bytes:
-    """A batch of one record that has exactly `size` bytes."""
+    """A batch of exactly `size` bytes with one record."""
     for length in range(size - 61 - 20, size - 61):
         batch = batch_of_payload(record(value * length))
         if len(batch) == size:
@@ -49,7 +49,7 @@ def batch_of_size(size: int, value: bytes = b"x") -> bytes:
 
 
 def batch_of_payload(payload: bytes, count: int = 1, **fields: int) -> bytes:
-    """A batch that claims `count` records."""
+    """A batch with this payload whose header says that it has `count` records."""
     return crafted(
         batch_of(b""), payload=payload, **{"record_count": count, "last_offset_delta": count - 1, **fields}
     )
@@ -65,17 +65,17 @@ def record(
     headers: bytes = b"\x00",
     length: int | None = None,
 ) -> bytes:
-    """One record. `headers` are the bytes of their count and of themselves."""
+    """Encode one record. `headers` are the bytes of the count and of the headers."""
     body = bytes([attributes]) + varint(timestamp_delta) + varint(offset_delta)
     body += nullable(key) + nullable(value) + headers
     return varint(len(body) if length is None else length) + body
 
 
 def nullable(value: bytes | None) -> bytes:
-    """Bytes behind their length."""
+    """Encode nullable bytes: their length, then the bytes."""
     return varint(-1) if value is None else varint(len(value)) + value
 
 
 def keyed(*keys: bytes | None, timestamp: int = NOW) -> list[OracleRecord]:
-    """A record for each key."""
+    """One record for each key."""
     return [OracleRecord(timestamp, key, b"value") for key in keys]

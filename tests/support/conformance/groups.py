@@ -33,7 +33,7 @@ RANGE = (("range", b"me"),)
 
 
 class Member:
-    """A member of the case's group, on a connection of its own."""
+    """A member of the case's group, on a separate connection."""
 
     def __init__(self, client: Client, group: str | None = None, *, instance: str | None = None) -> None:
         self.client = client
@@ -51,7 +51,7 @@ class Member:
                 return (await self.client.ask(request, 3)).error_code
 
             assert await settled(ask) == OK
-        # A coordinator that still reads its log answers heartbeats with success.
+        # A coordinator that is still reading its log answers heartbeats with success.
         assert await settled(self.heartbeat, *COME_BACK, OK) == UNKNOWN
 
     def join_request(
@@ -77,7 +77,7 @@ class Member:
     async def join_once(
         self, protocols: Sequence[tuple[str, bytes]] = RANGE, *, version: int = 9, **settings: object
     ) -> JoinGroupResponse:
-        """JoinGroup; a response without an error makes this a member."""
+        """Send JoinGroup once. After a response without an error, this is a member."""
         request = self.join_request(protocols, **settings)
         return self.note(await self.client.ask(request, version))
 
@@ -91,7 +91,7 @@ class Member:
     async def join(
         self, protocols: Sequence[tuple[str, bytes]] = RANGE, *, version: int = 9
     ) -> JoinGroupResponse:
-        """JoinGroup, again with the member id if one is required first."""
+        """Join the group; send JoinGroup again with a member id if the broker requires one."""
         response = await self.join_once(protocols, version=version)
         if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             response = await self.join_once(protocols, version=version)
@@ -103,12 +103,12 @@ class Member:
         return self.client.send(self.join_request(protocols), 9)
 
     async def joined(self, correlation_id: int) -> JoinGroupResponse:
-        """The response to `begin_join`."""
+        """Wait for the response to `begin_join`."""
         return self.note(await self.client.answer(self.join_request(), 9, correlation_id))
 
     def sync_request(
         self,
-        assignments: Mapping[str, bytes] = {},  # not changed
+        assignments: Mapping[str, bytes] = {},  # never modified
         *,
         protocol_type: str | None = "consumer",
         protocol_name: str | None = "range",
@@ -128,12 +128,12 @@ class Member:
 
     async def sync(
         self,
-        assignments: Mapping[str, bytes] = {},  # not changed
+        assignments: Mapping[str, bytes] = {},  # never modified
         *,
         version: int = 5,
         **protocol: str | None,
     ) -> tuple[int, bytes]:
-        """SyncGroup: the error code and the assignment."""
+        """Send SyncGroup; returns the error code and the assignment."""
         response: SyncGroupResponse = await self.client.ask(
             self.sync_request(assignments, **protocol), version
         )
@@ -156,7 +156,7 @@ class Member:
         return (await self.client.ask(request, version)).error_code
 
     async def leave(self, *, version: int = 5) -> tuple[int, list[int]]:
-        """LeaveGroup: the error code of the request, and that of each member."""
+        """Send LeaveGroup; returns the error code of the request and those of the members."""
         request = LeaveGroupRequest(group_id=self.group, member_id=self.id)
         if version >= 3:
             identity = LeaveGroupRequest.MemberIdentity(member_id=self.id, group_instance_id=self.instance)
@@ -172,7 +172,7 @@ class Member:
         topic: str | None = None,
         generation: int | None = None,
     ) -> list[int]:
-        """OffsetCommit of partitions of the case's topic; the error codes."""
+        """Send OffsetCommit for partitions of the case's topic; returns the error codes."""
         topic = topic or self.client.topic
         wanted = {at: one if isinstance(one, Offset) else Offset(one) for at, one in offsets.items()}
         partitions = [
@@ -192,7 +192,7 @@ class Member:
         return [one.error_code for answered in response.topics for one in answered.partitions]
 
     async def committed(self, *partitions: int) -> list[int]:
-        """OffsetFetch: the offset of each partition."""
+        """Send OffsetFetch; returns the offset of each partition."""
         topic = OffsetFetchRequest.OffsetFetchRequestTopic(
             name=self.client.topic, partition_indexes=list(partitions)
         )
@@ -204,7 +204,7 @@ class Member:
 
 
 class Others:
-    """Members on connections of their own, which end with the block."""
+    """Members on separate connections, which are closed at the end of the block."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -228,7 +228,7 @@ async def with_id(member: Member) -> Member:
 
 
 async def two(client: Client, others: Others) -> tuple[Member, Member]:
-    """A leader and a follower in a stable group, in generation 2."""
+    """Create a stable group of a leader and a follower, in generation 2."""
     leader = await Member(client).alone()
     follower = await with_id(await others.member())
     waiting = follower.begin_join()
@@ -242,7 +242,7 @@ async def two(client: Client, others: Others) -> tuple[Member, Member]:
 
 
 async def until_rebalancing(member: Member) -> None:
-    """Wait until a heartbeat asks the member to join again: the request of another connection has arrived."""
+    """Wait until a heartbeat asks the member to join again, because another connection's request has arrived."""
     assert await settled(member.heartbeat, OK) == REBALANCING
 
 
@@ -263,7 +263,7 @@ async def a_group_needs_a_name(client: Client) -> None:
 
 
 @case()
-async def a_session_has_6_seconds_to_30_minutes(client: Client) -> None:
+async def a_session_lasts_6_seconds_to_30_minutes(client: Client) -> None:
     member = Member(client)
     await member.find()
     for session_ms in (0, 5_999, 1_800_001):
@@ -276,7 +276,7 @@ async def a_session_has_6_seconds_to_30_minutes(client: Client) -> None:
 
 
 @case()
-async def from_version_4_on_a_new_member_gets_its_id_first(client: Client) -> None:
+async def since_version_4_a_new_member_first_gets_an_id(client: Client) -> None:
     for version in range(4, 10):
         member = Member(client, f"{client.topic}-{version}")
         await member.find()
@@ -364,7 +364,7 @@ async def members_vote_for_the_protocol(client: Client) -> None:
 
 
 @case()
-async def a_second_member_lets_the_first_join_again(client: Client) -> None:
+async def a_second_member_makes_the_first_join_again(client: Client) -> None:
     async with Others(client) as others:
         leader = await Member(client).alone()
         follower = await with_id(await others.member())
@@ -399,7 +399,7 @@ async def a_follower_waits_for_the_leaders_assignment(client: Client) -> None:
         asked = follower.client.send(follower.sync_request(), 5)
         assert await leader.sync({leader.id: b"new"}) == (OK, b"new")
         response = await follower.client.answer(follower.sync_request(), 5, asked)
-        # Who is not mentioned gets nothing.
+        # A member without an assignment gets no bytes.
         assert (response.error_code, bytes(response.assignment)) == (OK, b"")
         assert (response.protocol_type, response.protocol_name) == ("consumer", "range")
 
@@ -448,7 +448,7 @@ async def every_version_keeps_a_member_in_the_group(client: Client) -> None:
 
 
 @case()
-async def requests_of_strangers_and_of_old_generations_are_refused(client: Client) -> None:
+async def requests_of_unknown_members_and_of_other_generations_are_rejected(client: Client) -> None:
     stranger = Member(client)
     await stranger.find()
     stranger.id = "nobody"
@@ -492,7 +492,7 @@ async def a_member_that_leaves_begins_a_rebalance(client: Client) -> None:
 
 
 @case()
-async def every_version_leaves(client: Client) -> None:
+async def every_version_can_leave_a_group(client: Client) -> None:
     for version in range(6):
         member = Member(client, f"{client.topic}-{version}")
         await member.alone()
@@ -503,7 +503,7 @@ async def every_version_leaves(client: Client) -> None:
 
 
 @case()
-async def a_group_that_nobody_knows_can_not_be_left(client: Client) -> None:
+async def an_unknown_group_can_not_be_left(client: Client) -> None:
     member = Member(client)
     await member.find()
     member.id = "nobody"
@@ -545,7 +545,7 @@ async def a_static_member_that_comes_back_keeps_its_place(client: Client) -> Non
 
 
 @case()
-async def a_static_leader_that_comes_back_in_an_older_version_does_not_assign(client: Client) -> None:
+async def a_static_leader_that_comes_back_with_an_older_version_does_not_assign(client: Client) -> None:
     async with Others(client) as others:
         member = Member(client, instance="static")
         await member.find()
@@ -557,7 +557,7 @@ async def a_static_leader_that_comes_back_in_an_older_version_does_not_assign(cl
 
 
 @case()
-async def a_static_member_is_removed_by_its_name(client: Client) -> None:
+async def a_static_member_can_leave_by_its_instance_id(client: Client) -> None:
     member = Member(client, instance="static")
     await member.find()
     await member.join_once()
@@ -578,7 +578,7 @@ async def every_version_commits_offsets(client: Client) -> None:
 
 
 @case()
-async def anybody_may_commit_while_the_group_has_no_members(client: Client) -> None:
+async def any_client_may_commit_while_the_group_has_no_members(client: Client) -> None:
     nobody = Member(client)
     await nobody.find()
     for version in range(2, 9):
@@ -595,7 +595,7 @@ async def anybody_may_commit_while_the_group_has_no_members(client: Client) -> N
 
 
 @case()
-async def offsets_of_strangers_and_of_old_generations_are_refused(client: Client) -> None:
+async def offsets_of_unknown_members_and_of_other_generations_are_rejected(client: Client) -> None:
     member = await Member(client).alone()
     assert await member.commit({0: 1}, generation=0) == [OLD_GENERATION]
     assert await member.commit({0: 1}, generation=2) == [OLD_GENERATION]
@@ -620,7 +620,7 @@ async def offsets_can_be_committed_until_the_members_have_joined_again(client: C
 
 
 @case()
-async def offsets_of_missing_topics_and_with_long_metadata_are_refused(client: Client) -> None:
+async def offsets_of_missing_topics_and_with_long_metadata_are_rejected(client: Client) -> None:
     member = await Member(client).alone()
     assert await member.commit({9: 1}) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert await member.commit({0: 1}, topic=f"{client.topic}-missing") == [
@@ -631,7 +631,7 @@ async def offsets_of_missing_topics_and_with_long_metadata_are_refused(client: C
 
 
 async def in_transaction(on: Transactions, member: Member) -> list[int]:
-    """Commit the offset of partition 0 in a transaction, as this member; the error codes."""
+    """Commit the offset of partition 0 in a transaction as this member; returns the error codes."""
     me = await on.init()
     assert await settled(lambda: on.add_offsets(me, version=3)) == OK
     codes = await on.commit_offsets(

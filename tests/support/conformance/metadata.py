@@ -1,4 +1,4 @@
-"""Metadata: what a broker tells of the cluster and its topics, and the topics that it makes on the way."""
+"""Cases about Metadata: the description of the cluster and its topics, and topics that it creates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def errors_of(response: MetadataResponse) -> dict[str | None, int]:
 
 
 @case(3)
-async def metadata_tell_of_each_partition(client: Client) -> None:
+async def metadata_describe_each_partition(client: Client) -> None:
     for version in range(client.expected({"3.9": 12, "4.3": 13}) + 1):
         response = await client.describe(client.topic, version=version, allow_auto_topic_creation=version < 4)
         (broker,) = response.brokers
@@ -48,7 +48,7 @@ async def an_unknown_topic_is_an_error_of_that_topic(client: Client) -> None:
 
 
 @case()
-async def impossible_names_are_invalid_topics(client: Client) -> None:
+async def invalid_names_are_invalid_topics(client: Client) -> None:
     for name in ("no/name", "", ".", "..", "x" * 250, "ä", "a b"):
         for allowed in (False, True):
             response = await client.describe(name, allow_auto_topic_creation=allowed)
@@ -56,13 +56,13 @@ async def impossible_names_are_invalid_topics(client: Client) -> None:
 
 
 @case()
-async def a_topic_that_is_asked_for_twice(client: Client) -> None:
+async def a_topic_that_is_requested_twice_is_answered_once(client: Client) -> None:
     response = await client.describe(client.topic, client.topic)
     assert [topic.name for topic in response.topics] == [client.topic]
 
 
 @case()
-async def an_empty_list_asks_for_no_topic_and_none_for_all(client: Client) -> None:
+async def an_empty_list_requests_no_topics_and_null_requests_all(client: Client) -> None:
     for version in (1, 9, 12):
         assert (await client.describe(version=version, allow_auto_topic_creation=version < 4)).topics == []
         everything = await client.ask(MetadataRequest(topics=None), version)
@@ -70,13 +70,13 @@ async def an_empty_list_asks_for_no_topic_and_none_for_all(client: Client) -> No
 
 
 @case()
-async def in_version_0_an_empty_list_asks_for_all(client: Client) -> None:
+async def in_version_0_an_empty_list_requests_all_topics(client: Client) -> None:
     everything = await client.describe(version=0, allow_auto_topic_creation=True)
     assert client.topic in {topic.name for topic in everything.topics}
 
 
 @case()
-async def a_topic_is_created_when_its_metadata_are_asked_for(client: Client) -> None:
+async def a_topic_is_created_when_its_metadata_are_requested(client: Client) -> None:
     name = f"{client.topic}-new"
     assert errors_of(await client.describe(name)) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     assert errors_of(await client.describe(name, allow_auto_topic_creation=True)) == {
@@ -86,14 +86,14 @@ async def a_topic_is_created_when_its_metadata_are_asked_for(client: Client) -> 
 
 
 @case()
-async def before_version_4_nobody_is_asked_whether_to_create(client: Client) -> None:
+async def before_version_4_a_topic_is_always_created(client: Client) -> None:
     name = f"{client.topic}-new"
     await client.describe(name, version=3, allow_auto_topic_creation=True)
     assert len((await until_it_is_there(client, name)).partitions) == 1
 
 
 async def until_it_is_there(client: Client, name: str) -> MetadataResponse.MetadataResponseTopic:
-    """Wait until the controller has made a topic."""
+    """Wait until the controller has created a topic."""
     async with asyncio.timeout(10_000 * MS):
         while True:
             (found,) = (await client.describe(name)).topics
@@ -113,7 +113,7 @@ async def metadata_by_topic_id(client: Client) -> None:
 
 
 @case()
-async def a_name_and_an_id_that_do_not_belong_together(client: Client) -> None:
+async def a_name_with_the_id_of_another_topic_is_an_unknown_topic_id(client: Client) -> None:
     request = MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name=client.topic, topic_id=uuid.UUID(int=12345))],
         allow_auto_topic_creation=False,

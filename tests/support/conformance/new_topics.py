@@ -1,4 +1,4 @@
-"""CreateTopics: what can be made, what can't, and what is said about it."""
+"""Cases about CreateTopics: valid and invalid topics, and the answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def create(
     version: int = 7,
     validate_only: bool = False,
 ) -> dict[str, CreateTopicsResponse.CreatableTopicResult]:
-    """Create topics of a name, some partitions, replicas and settings."""
+    """Create topics, each given as name, partitions, replicas and settings; returns the results by name."""
     request = CreateTopicsRequest(
         topics=[
             CreateTopicsRequest.CreatableTopic(
@@ -47,7 +47,7 @@ async def a_topic_is_created_once(client: Client) -> None:
 
 
 @case()
-async def a_new_topic_is_told_with_its_numbers(client: Client) -> None:
+async def the_answer_describes_a_new_topic(client: Client) -> None:
     for version in range(2, 8):
         name = f"{client.topic}-{version}"
         made = (await create(client, (name, 3, 1, {}), version=version))[name]
@@ -57,14 +57,14 @@ async def a_new_topic_is_told_with_its_numbers(client: Client) -> None:
 
 
 @case()
-async def defaults_of_the_broker_are_asked_for_with_minus_1(client: Client) -> None:
+async def minus_1_means_the_brokers_default(client: Client) -> None:
     name = f"{client.topic}-new"
     made = (await create(client, (name, -1, -1, {})))[name]
     assert (made.error_code, made.num_partitions, made.replication_factor) == (ErrorCode.NONE, 1, 1)
 
 
 @case()
-async def topics_that_can_not_be_made(client: Client) -> None:
+async def topics_that_can_not_be_created(client: Client) -> None:
     name = f"{client.topic}-new"
     for error, topic in (
         (ErrorCode.INVALID_TOPIC_EXCEPTION, ("no/name", 1, 1, {})),
@@ -127,7 +127,7 @@ async def settings_that_a_topic_can_have(client: Client) -> None:
         assert await error_of(client, settings) == ErrorCode.NONE, settings
 
 
-# Kafka 4.0 dropped three of them (KIP-724, KIP-937) and wants larger segments (KIP-1030).
+# Kafka 4.0 dropped three of these settings (KIP-724, KIP-937) and requires larger segments (KIP-1030).
 BEFORE_4 = {"3.9": ErrorCode.NONE, "4.3": ErrorCode.INVALID_CONFIG}
 
 
@@ -143,13 +143,13 @@ async def settings_that_a_topic_could_have_before_kafka_4(client: Client) -> Non
 
 
 async def error_of(client: Client, settings: dict[str, str | None]) -> int:
-    """What becomes of a topic with these settings."""
+    """The error code for a new topic with these settings."""
     name = f"{client.topic}-new"
     return (await create(client, (name, 1, 1, settings), validate_only=True))[name].error_code
 
 
 @case()
-async def a_topic_that_is_only_validated_is_not_made(client: Client) -> None:
+async def a_topic_that_is_only_validated_is_not_created(client: Client) -> None:
     name = f"{client.topic}-new"
     made = (await create(client, (name, 2, 1, {}), validate_only=True))[name]
     assert (made.error_code, made.num_partitions) == (ErrorCode.NONE, 2)
@@ -157,7 +157,7 @@ async def a_topic_that_is_only_validated_is_not_made(client: Client) -> None:
 
 
 @case()
-async def one_topic_that_can_not_be_made_does_not_concern_the_others(client: Client) -> None:
+async def one_topic_that_can_not_be_created_does_not_affect_the_others(client: Client) -> None:
     name = f"{client.topic}-new"
     made = await create(client, (client.topic, 1, 1, {}), (name, 1, 1, {}), ("no/name", 1, 1, {}))
     assert {topic: result.error_code for topic, result in made.items()} == {
@@ -168,7 +168,7 @@ async def one_topic_that_can_not_be_made_does_not_concern_the_others(client: Cli
 
 
 @case()
-async def a_topic_twice_in_a_request_is_not_made(client: Client) -> None:
+async def a_topic_twice_in_a_request_is_not_created(client: Client) -> None:
     name = f"{client.topic}-new"
     made = await create(client, (name, 1, 1, {}), (name, 2, 1, {}))
     assert made[name].error_code == ErrorCode.INVALID_REQUEST

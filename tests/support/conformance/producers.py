@@ -1,4 +1,4 @@
-"""What a producer asks before it writes: for a producer id, and for a coordinator."""
+"""Cases about the requests of a producer before it writes: InitProducerId and FindCoordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def every_producer_id_is_new(client: Client) -> None:
 
 
 @case()
-async def a_producer_id_and_epoch_without_a_transactional_id_are_forgotten(client: Client) -> None:
+async def a_producer_id_and_epoch_without_a_transactional_id_are_ignored(client: Client) -> None:
     first = await client.init_producer_id()
     second = await client.init_producer_id(producer_id=first.producer_id, epoch=first.producer_epoch)
     assert (second.error_code, second.producer_epoch) == (ErrorCode.NONE, 0)
@@ -50,11 +50,11 @@ async def an_empty_transactional_id_is_an_invalid_request(client: Client) -> Non
 
 
 @case()
-async def the_only_broker_coordinates_everybody(client: Client) -> None:
+async def the_only_broker_coordinates_all_groups(client: Client) -> None:
     for version in range(7):
         response = await find(client, version, "anybody")
         while response[0] == ErrorCode.COORDINATOR_NOT_AVAILABLE:
-            response = await find(client, version, "anybody")  # the first to ask lets the topic be created
+            response = await find(client, version, "anybody")  # the first request creates the topic
         assert response == (ErrorCode.NONE, f"{client.servers}")
 
 
@@ -66,7 +66,7 @@ async def coordinators_of_several_keys(client: Client) -> None:
 
 
 @case()
-async def no_keys_have_no_coordinators(client: Client) -> None:
+async def a_request_without_keys_finds_no_coordinators(client: Client) -> None:
     assert (await client.ask(FindCoordinatorRequest(key_type=0), 4)).coordinators == []
 
 
@@ -76,7 +76,7 @@ async def an_unknown_type_of_key_is_an_invalid_request(client: Client) -> None:
 
 
 async def find(client: Client, version: int, key: str, key_type: int = 0) -> tuple[int, str]:
-    """Error code and address."""
+    """Find the coordinator of a key; returns the error code and the address."""
     if version < 4:
         request = FindCoordinatorRequest(key=key, key_type=key_type)
         response = await client.ask(request, version)

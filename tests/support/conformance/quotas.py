@@ -1,4 +1,4 @@
-"""A quota for a client id, set by the request that Kafka's own tools send (KIP-546)."""
+"""Sets a quota for a client id with the request that Kafka's own tools send (KIP-546)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ALTER_CLIENT_QUOTAS = 49
 
 
 async def set_quota(client: Client, client_id: str, quota: str, value: float) -> None:
-    """AlterClientQuotas, version 0."""
+    """Send AlterClientQuotas, version 0."""
     body = b"".join(
         (
             _count(1),
             _count(1) + _string("client-id") + _string(client_id),
             _count(1) + _string(quota) + struct.pack(">d", value) + b"\x00",
-            b"\x00",  # not only validated
+            b"\x00",  # validate_only is false
         )
     )
     correlation_id = client.send_body(ALTER_CLIENT_QUOTAS, 0, body)

@@ -1,4 +1,4 @@
-"""Fetch and ListOffsets, as far as consumers without a group need them."""
+"""Cases about Fetch and ListOffsets, as far as consumers without a group need them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ EARLIEST, LATEST, NEWEST = -2, -1, -3
 async def offset(
     client: Client, timestamp: int, partition: int = 0, **settings: int
 ) -> tuple[int, int, int, int]:
-    """Error code, offset, timestamp and leader epoch."""
+    """The error code, offset, timestamp and leader epoch for a timestamp."""
     answer = await client.offset_at(timestamp, partition, **settings)
     return answer.error_code, answer.offset, answer.timestamp, answer.leader_epoch
 
 
 @case()
-async def the_ends_of_a_log(client: Client) -> None:
+async def the_first_and_the_end_offset_of_a_log(client: Client) -> None:
     assert [await offset(client, EARLIEST), await offset(client, LATEST)] == [(0, 0, -1, 0)] * 2
     await client.outcomes(batch_of(b"a", b"b"))
     assert [await offset(client, EARLIEST), await offset(client, LATEST)] == [(0, 0, -1, 0), (0, 2, -1, 0)]
@@ -73,7 +73,7 @@ async def offsets_and_the_leader_epoch(client: Client) -> None:
 
 
 @case()
-async def whole_batches_are_read_from_any_offset_within(client: Client) -> None:
+async def a_fetch_from_any_offset_in_a_batch_returns_the_whole_batch(client: Client) -> None:
     batches = [batch_of(b"a", b"b"), batch_of(b"c")]
     await client.outcomes(*batches)
     stored = await client.batches()
@@ -84,7 +84,7 @@ async def whole_batches_are_read_from_any_offset_within(client: Client) -> None:
 
 
 @case()
-async def the_end_of_the_log_is_empty_and_what_lies_beyond_is_out_of_range(client: Client) -> None:
+async def a_fetch_at_the_end_of_the_log_is_empty_and_one_after_it_is_out_of_range(client: Client) -> None:
     await client.outcomes(batch_of(b"a", b"b"))
     at_end = await client.fetch(2)
     assert (at_end.error_code, at_end.records, at_end.high_watermark) == (ErrorCode.NONE, b"", 2)
@@ -106,13 +106,13 @@ async def an_unknown_partition_can_not_be_read(client: Client) -> None:
 
 
 @case()
-async def readers_and_the_leader_epoch(client: Client) -> None:
+async def fetch_and_the_leader_epoch(client: Client) -> None:
     assert (await client.fetch(epoch=0)).error_code == ErrorCode.NONE
     assert (await client.fetch(epoch=9)).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 @case()
-async def the_first_batch_comes_whole_however_large(client: Client) -> None:
+async def the_first_batch_is_returned_whole_however_large_it_is(client: Client) -> None:
     batches = [batch_of(b"a" * 1000), batch_of(b"b" * 1000)]
     await client.outcomes(*batches)
     for limits in ({"partition_max_bytes": 1}, {"max_bytes": 1}):
@@ -139,7 +139,7 @@ async def fetch_in_every_version(client: Client) -> None:
 
 
 @case()
-async def a_reader_waits_for_what_is_written(client: Client) -> None:
+async def a_fetch_waits_for_records(client: Client) -> None:
     async with client.another() as reader:
         reading = asyncio.create_task(reader.fetch(max_wait_ms=10_000, min_bytes=1))
         assert (await client.outcomes(batch_of(b"a")))[0].error_code == ErrorCode.NONE
@@ -149,7 +149,7 @@ async def a_reader_waits_for_what_is_written(client: Client) -> None:
 
 
 @case()
-async def a_reader_does_not_wait_longer_than_it_wants(client: Client) -> None:
+async def a_fetch_does_not_wait_longer_than_its_max_wait_ms(client: Client) -> None:
     await client.outcomes(batch_of(b"a"))
     answer = await client.fetch(max_wait_ms=20, min_bytes=1000)
     assert len(answer.records or b"") == 69

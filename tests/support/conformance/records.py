@@ -1,4 +1,4 @@
-"""Sizes, timestamps, keys and codecs as a topic's settings want them (LogValidator, UnifiedLog)."""
+"""Cases about the sizes, timestamps, keys and codecs that a topic's settings require (LogValidator, UnifiedLog)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.oracle import OracleRecord, encode_batch, encode_records
 from tests.support.raw_client import NOW, batch_of
 
 FAR_AHEAD = 4_000_000_000_000
-"""In ms: the year 2096."""
+"""A timestamp in the year 2096, in ms."""
 DAY = 86_400_000  # ms
 
 
 def record_errors(answer: PartitionAnswer) -> list[int]:
-    """The records that are to blame, by their index (KIP-467)."""
+    """The indexes of the invalid records (KIP-467)."""
     return [error.batch_index for error in answer.record_errors]
 
 
@@ -38,7 +38,7 @@ def at(*timestamps: int) -> bytes:
 
 
 @case(max_message_bytes=200)
-async def a_batch_may_be_as_large_as_the_topic_says(client: Client) -> None:
+async def a_batch_may_be_as_large_as_the_topics_limit(client: Client) -> None:
     assert await client.outcomes(batch_of_size(200), batch_of_size(201)) == [
         appended(0),
         refused(ErrorCode.MESSAGE_TOO_LARGE),
@@ -46,7 +46,7 @@ async def a_batch_may_be_as_large_as_the_topic_says(client: Client) -> None:
 
 
 @case()
-async def a_batch_may_be_as_large_as_the_broker_says(client: Client) -> None:
+async def a_batch_may_be_as_large_as_the_brokers_limit(client: Client) -> None:
     assert await client.outcomes(batch_of_size(KAFKA_LIMIT), batch_of_size(KAFKA_LIMIT + 1)) == [
         appended(0),
         refused(ErrorCode.MESSAGE_TOO_LARGE),
@@ -54,17 +54,17 @@ async def a_batch_may_be_as_large_as_the_broker_says(client: Client) -> None:
 
 
 @case(max_message_bytes=2_000_000)
-async def a_topic_may_take_more_than_the_broker_says(client: Client) -> None:
+async def a_topic_may_have_a_higher_limit_than_the_broker(client: Client) -> None:
     assert await client.outcomes(batch_of_size(KAFKA_LIMIT + 1)) == [appended(0)]
 
 
 @case(max_message_bytes=200)
-async def the_size_is_looked_at_before_the_checksum(client: Client) -> None:
+async def the_size_is_checked_before_the_checksum(client: Client) -> None:
     assert await client.outcomes(flipped(batch_of_size(201))) == [refused(ErrorCode.MESSAGE_TOO_LARGE)]
 
 
 @case(max_message_bytes=200)
-async def the_base_offset_is_looked_at_before_the_size(client: Client) -> None:
+async def the_base_offset_is_checked_before_the_size(client: Client) -> None:
     batch = crafted(batch_of_size(201), base_offset=1)
     assert await client.outcomes(batch) == [refused(ErrorCode.INVALID_RECORD, log_start=0)]
 
@@ -76,7 +76,7 @@ async def the_size_is_that_of_the_compressed_records(client: Client) -> None:
 
 
 @case(max_message_bytes=100)
-async def bytes_behind_the_batch_do_not_count(client: Client) -> None:
+async def bytes_after_the_batch_do_not_count(client: Client) -> None:
     assert await client.outcomes(batch_of(b"x") + b"\0" * 11) == [appended(0)]
 
 
@@ -92,7 +92,7 @@ async def a_batch_must_fit_a_segment(client: Client) -> None:
 
 
 @case(message_timestamp_after_max_ms=3_600_000)
-async def a_timestamp_too_far_ahead_is_refused_with_its_record(client: Client) -> None:
+async def a_timestamp_too_far_ahead_is_rejected_with_the_index_of_its_record(client: Client) -> None:
     answer = await client.produce(at(NOW, FAR_AHEAD, NOW, FAR_AHEAD))
     assert outcome(answer) == refused(ErrorCode.INVALID_TIMESTAMP, log_start=0)
     assert record_errors(answer) == [1, 3]
@@ -102,23 +102,23 @@ async def a_timestamp_too_far_ahead_is_refused_with_its_record(client: Client) -
 
 
 @case(message_timestamp_before_max_ms=DAY)
-async def a_timestamp_too_old_is_refused_with_its_record(client: Client) -> None:
+async def a_timestamp_too_old_is_rejected_with_the_index_of_its_record(client: Client) -> None:
     answer = await client.produce(at(NOW))
     assert outcome(answer) == refused(ErrorCode.INVALID_TIMESTAMP, log_start=0)
     assert record_errors(answer) == [0]
 
 
-# Kafka 4.0 lets no record be more than an hour ahead (KIP-1030).
+# Since Kafka 4.0, no record may be more than an hour ahead (KIP-1030).
 AHEAD_BY_DEFAULT = {"3.9": appended(0), "4.3": refused(ErrorCode.INVALID_TIMESTAMP, log_start=0)}
 
 
 @case()
-async def how_far_ahead_a_timestamp_may_be_by_default(client: Client) -> None:
+async def the_default_limit_of_timestamps_in_the_future(client: Client) -> None:
     assert await client.outcomes(at(FAR_AHEAD)) == [client.expected(AHEAD_BY_DEFAULT)]
 
 
 @case()
-async def how_old_a_timestamp_is_does_not_matter_by_default(client: Client) -> None:
+async def old_timestamps_are_accepted_by_default(client: Client) -> None:
     assert await client.outcomes(at(0), at(1)) == [appended(0), appended(1)]
 
 
@@ -128,7 +128,7 @@ async def a_record_may_have_no_timestamp(client: Client) -> None:
 
 
 @case(message_timestamp_before_max_ms=DAY)
-async def the_largest_timestamp_of_the_header_is_not_believed(client: Client) -> None:
+async def the_largest_timestamp_is_not_taken_from_the_header(client: Client) -> None:
     batch = crafted(at(-1, -1), max_timestamp=NOW)
     assert await client.outcomes(batch) == [appended(0)]
     (header,) = await client.headers()
@@ -136,7 +136,7 @@ async def the_largest_timestamp_of_the_header_is_not_believed(client: Client) ->
 
 
 @case(message_timestamp_after_max_ms=3_600_000)
-async def timestamps_of_compressed_records_are_looked_at_too(client: Client) -> None:
+async def timestamps_of_compressed_records_are_also_checked(client: Client) -> None:
     records = [OracleRecord(NOW, None, b"x"), OracleRecord(FAR_AHEAD, None, b"y")]
     packed = compressor(Codec.ZSTD, None)(encode_records(records))
     answer = await client.produce(encode_batch(records, codec=Codec.ZSTD, payload=packed))
@@ -145,7 +145,7 @@ async def timestamps_of_compressed_records_are_looked_at_too(client: Client) -> 
 
 
 @case(message_timestamp_after_max_ms=3_600_000)
-async def errors_of_records_are_told_from_version_8_on(client: Client) -> None:
+async def errors_of_records_are_returned_since_version_8(client: Client) -> None:
     for version in (7, 8):
         answer = await client.produce(at(FAR_AHEAD), version=version)
         assert answer.error_code == ErrorCode.INVALID_TIMESTAMP
@@ -154,14 +154,14 @@ async def errors_of_records_are_told_from_version_8_on(client: Client) -> None:
 
 
 @case()
-async def a_claim_of_log_append_time_is_taken_back(client: Client) -> None:
+async def the_flag_for_log_append_time_is_cleared(client: Client) -> None:
     assert await client.outcomes(encode_batch(keyed(b"a", b"b"), log_append_time=NOW + 50)) == [appended(0)]
     (header,) = await client.headers()
     assert (header.log_append_time, header.max_timestamp) == (False, NOW + 50)
 
 
 @case(message_timestamp_type="LogAppendTime")
-async def producers_may_not_claim_log_append_time_where_the_broker_writes_it(client: Client) -> None:
+async def producers_may_not_set_the_flag_for_log_append_time_if_the_broker_does(client: Client) -> None:
     answer = await client.produce(encode_batch(keyed(b"a", b"b"), log_append_time=NOW))
     assert outcome(answer) == refused(ErrorCode.INVALID_TIMESTAMP, log_start=0)
     assert record_errors(answer) == [0, 1]
@@ -177,7 +177,7 @@ async def the_broker_writes_log_append_time(client: Client) -> None:
 
 
 @case(message_timestamp_type="LogAppendTime", message_timestamp_before_max_ms=DAY)
-async def with_log_append_time_any_timestamp_is_taken(client: Client) -> None:
+async def with_log_append_time_any_timestamp_is_accepted(client: Client) -> None:
     assert [found.error_code for found in await client.outcomes(at(NOW), at(FAR_AHEAD))] == [0, 0]
 
 
@@ -185,7 +185,7 @@ async def with_log_append_time_any_timestamp_is_taken(client: Client) -> None:
 
 
 @case(cleanup_policy="compact")
-async def records_without_a_key_are_refused_by_a_compacted_topic(client: Client) -> None:
+async def records_without_a_key_are_rejected_by_a_compacted_topic(client: Client) -> None:
     answer = await client.produce(encode_batch(keyed(None, b"k", None)))
     assert outcome(answer) == refused(ErrorCode.INVALID_RECORD, log_start=0)
     assert record_errors(answer) == [0, 2]
@@ -193,18 +193,18 @@ async def records_without_a_key_are_refused_by_a_compacted_topic(client: Client)
 
 
 @case(cleanup_policy="compact")
-async def a_compacted_topic_takes_an_empty_key(client: Client) -> None:
+async def a_compacted_topic_accepts_an_empty_key(client: Client) -> None:
     assert await client.outcomes(encode_batch(keyed(b"", b"k"))) == [appended(0)]
 
 
 @case(cleanup_policy="compact,delete")
-async def a_topic_that_is_compacted_and_deleted_wants_keys_too(client: Client) -> None:
+async def a_topic_that_is_compacted_and_deleted_also_requires_keys(client: Client) -> None:
     answer = await client.produce(encode_batch(keyed(None)))
     assert outcome(answer) == refused(ErrorCode.INVALID_RECORD, log_start=0)
 
 
 @case(cleanup_policy="compact")
-async def keys_of_compressed_records_are_looked_at_too(client: Client) -> None:
+async def keys_of_compressed_records_are_also_checked(client: Client) -> None:
     records = keyed(b"k", None)
     packed = compressor(Codec.LZ4, None)(encode_records(records))
     answer = await client.produce(encode_batch(records, codec=Codec.LZ4, payload=packed))
@@ -213,7 +213,7 @@ async def keys_of_compressed_records_are_looked_at_too(client: Client) -> None:
 
 
 @case(cleanup_policy="compact", message_timestamp_after_max_ms=3_600_000)
-async def one_wrong_timestamp_names_the_error_of_all(client: Client) -> None:
+async def one_invalid_timestamp_decides_the_error_code_of_the_batch(client: Client) -> None:
     records = [*keyed(None), OracleRecord(FAR_AHEAD, b"k", b"v"), *keyed(b"k"), OracleRecord(FAR_AHEAD, None)]
     answer = await client.produce(encode_batch(records))
     assert outcome(answer) == refused(ErrorCode.INVALID_TIMESTAMP, log_start=0)
@@ -221,7 +221,7 @@ async def one_wrong_timestamp_names_the_error_of_all(client: Client) -> None:
 
 
 @case(cleanup_policy="compact")
-async def a_null_value_is_a_tombstone_and_taken(client: Client) -> None:
+async def a_tombstone_is_accepted(client: Client) -> None:
     assert await client.outcomes(encode_batch([OracleRecord(NOW, b"k", None)])) == [appended(0)]
 
 
@@ -229,7 +229,7 @@ async def a_null_value_is_a_tombstone_and_taken(client: Client) -> None:
 
 
 @case(compression_type="gzip")
-async def a_topic_may_have_a_codec_of_its_own(client: Client) -> None:
+async def the_broker_compresses_with_the_codec_of_the_topic(client: Client) -> None:
     batch = batch_of(b"a" * 500, b"b" * 500, sequence=4)
     assert await client.outcomes(batch) == [appended(0)]
     (header,) = await client.headers()
@@ -239,7 +239,7 @@ async def a_topic_may_have_a_codec_of_its_own(client: Client) -> None:
 
 
 @case(compression_type="uncompressed")
-async def a_topic_may_want_no_codec_at_all(client: Client) -> None:
+async def the_broker_decompresses_for_an_uncompressed_topic(client: Client) -> None:
     payload = record(b"a" * 500) + record(b"b", offset_delta=1)
     packed = compressor(Codec.ZSTD, None)(payload)
     assert await client.outcomes(batch_of_payload(packed, 2, attributes=Codec.ZSTD)) == [appended(0)]
@@ -250,7 +250,7 @@ async def a_topic_may_want_no_codec_at_all(client: Client) -> None:
 
 
 @case(compression_type="zstd")
-async def a_topics_own_codec_is_not_packed_twice(client: Client) -> None:
+async def a_batch_with_the_topics_codec_is_not_compressed_again(client: Client) -> None:
     batch = batch_of_payload(compressor(Codec.ZSTD, None)(record(b"a" * 500)), attributes=Codec.ZSTD)
     assert await client.outcomes(batch) == [appended(0)]
     (stored,) = await client.batches()
@@ -258,7 +258,9 @@ async def a_topics_own_codec_is_not_packed_twice(client: Client) -> None:
 
 
 @case(compression_type="lz4")
-async def records_are_numbered_and_stamped_anew_when_they_are_packed_anew(client: Client) -> None:
+async def a_batch_that_the_broker_compresses_gets_new_offset_deltas_and_a_new_max_timestamp(
+    client: Client,
+) -> None:
     payload = record(b"a", offset_delta=9) + record(b"b", offset_delta=2, timestamp_delta=5)
     assert await client.outcomes(batch_of_payload(payload, 2, max_timestamp=0)) == [appended(0)]
     (header,) = await client.headers()
@@ -266,7 +268,7 @@ async def records_are_numbered_and_stamped_anew_when_they_are_packed_anew(client
 
 
 @case(compression_type="uncompressed", max_message_bytes=500)
-async def a_batch_that_grows_when_it_is_unpacked_must_fit_too(client: Client) -> None:
+async def a_batch_that_grows_when_it_is_decompressed_must_not_exceed_the_limit(client: Client) -> None:
     packed = compressor(Codec.GZIP, None)(record(b"x" * 1000))
     assert await client.outcomes(batch_of_payload(packed, attributes=Codec.GZIP)) == [
         refused(ErrorCode.MESSAGE_TOO_LARGE)

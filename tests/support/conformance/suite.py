@@ -1,7 +1,7 @@
-"""What a conformance case is: a function that sends raw requests to a broker and asserts what comes back.
+"""Conformance cases: functions that send raw requests to a broker and check the responses.
 
-The same cases run on the embedded cluster and on real brokers. Topics are made for all cases at once, since
-making one takes a real broker longer than most cases do.
+The same cases run on the embedded cluster and on real brokers. The topics of all cases are created at once, because
+creating one takes longer on a real broker than most cases.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.support.conformance.client import Client
 from tests.support.conformance.quotas import PRODUCER_BYTE_RATE, set_quota
 
 RELEASES = ("3.9", "4.3")
-"""The releases that the suite knows; where they differ, a case has a value for each."""
+"""The releases that the suite knows; if they differ, a case has a value for each."""
 
 Steps: TypeAlias = Callable[[Client], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case: what it does, and the topic that it gets for itself."""
+    """One case: its function, and the topic that only it uses."""
 
     name: str
     steps: Steps
@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {}
 def case(
     partitions: int = 1, *, producer_byte_rate: int | None = None, **config: object
 ) -> Callable[[Steps], Steps]:
-    """Make a function a case with a topic of its own: `@case(2, max_message_bytes=1000)`."""
+    """Register a function as a case with a separate topic: `@case(2, max_message_bytes=1000)`."""
 
     def register(steps: Steps) -> Steps:
         name = steps.__name__
@@ -61,7 +61,7 @@ class Target:
     servers: str
     release: str
     run: str
-    """Ends every name, so that a broker can be used more than once."""
+    """The suffix of all topic names, so that a broker can be used more than once."""
     topic_ids: Mapping[str, uuid.UUID]
 
     async def check(self, one: Case) -> None:
@@ -74,13 +74,13 @@ class Target:
 async def prepare(
     servers: str, release: str, cases: Iterable[Case], limit: Callable[[str, float], None] | None = None
 ) -> Target:
-    """Make the topics and quotas of these cases, and wait until the broker leads all partitions.
+    """Create the topics and quotas of these cases, and wait until the broker leads all partitions.
 
     Args:
         servers: The broker's address.
         release: One of RELEASES.
-        cases: Those that will run.
-        limit: How a client id gets its quota of bytes per second; None: by the request of Kafka's tools.
+        cases: The cases that will run.
+        limit: Sets the quota of a client id in bytes per second; None sends the request of Kafka's tools.
     """
     wanted = list(cases)
     run = uuid.uuid4().hex[:8]
@@ -111,7 +111,7 @@ async def prepare(
 
 
 async def wait_until_led(client: Client, topics: Mapping[str, int]) -> None:
-    """Wait until the broker answers for each partition: its metadata are a little ahead of that."""
+    """Wait until the broker answers for each partition, which happens a little later than its metadata say."""
     request = ListOffsetsRequest(
         replica_id=-1,
         topics=[

@@ -1,4 +1,4 @@
-"""Where a Produce request wants to go, who acknowledges it, and how its answers are put together."""
+"""Cases about the partitions of a Produce request, its acks, and the structure of its response."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def errors_of_a_whole_batch_have_no_text(client: Client) -> None:
 
 
 @case(2)
-async def an_unknown_partition_is_refused(client: Client) -> None:
+async def an_unknown_partition_is_rejected(client: Client) -> None:
     for partition in (2, 1000, -1, 2**31 - 1):
         assert outcome(await client.produce(batch_of(b"x"), partition)) == UNKNOWN
 
@@ -62,14 +62,14 @@ async def produce_creates_no_topic(client: Client) -> None:
 
 
 @case()
-async def a_topic_of_an_impossible_name_is_unknown(client: Client) -> None:
+async def a_topic_with_an_invalid_name_is_unknown(client: Client) -> None:
     for name in ("", "no/name", ".", "x" * 300):
         response = await client.ask(produce_request({(name, 0): batch_of(b"x")}), newest_by_name(client))
         assert outcome(response.responses[0].partition_responses[0]) == UNKNOWN
 
 
 @case(2)
-async def one_refused_partition_does_not_concern_the_others(client: Client) -> None:
+async def one_rejected_partition_does_not_affect_the_others(client: Client) -> None:
     request = client.produce_request(
         [(0, flipped(batch_of(b"value"))), (1, batch_of(b"good")), (2, batch_of(b"nowhere"))]
     )
@@ -83,7 +83,7 @@ async def one_refused_partition_does_not_concern_the_others(client: Client) -> N
 
 
 @case(2)
-async def one_malformed_partition_does_not_concern_the_others(client: Client) -> None:
+async def one_malformed_partition_does_not_affect_the_others(client: Client) -> None:
     answers = await client.answers(client.produce_request([(0, b""), (1, batch_of(b"good"))]))
     assert {index: outcome(answer) for index, answer in answers.items()} == {
         0: refused(ErrorCode.INVALID_RECORD),
@@ -92,7 +92,7 @@ async def one_malformed_partition_does_not_concern_the_others(client: Client) ->
 
 
 @case()
-async def one_unknown_topic_does_not_concern_the_others(client: Client) -> None:
+async def one_unknown_topic_does_not_affect_the_others(client: Client) -> None:
     request = produce_request(
         {(client.topic, 0): batch_of(b"x"), ("nothing", 0): batch_of(b"x"), ("nothing", 1): batch_of(b"x")}
     )
@@ -139,11 +139,11 @@ async def a_topic_without_partitions_is_left_out(client: Client) -> None:
     assert response.responses == []
 
 
-# Topic ids (KIP-516). Kafka 3.9 knows Produce by name only.
+# Topic ids (KIP-516). Kafka 3.9 supports only names in Produce.
 
 
 @case()
-async def an_unknown_topic_id_is_refused(client: Client) -> None:
+async def an_unknown_topic_id_is_rejected(client: Client) -> None:
     request = client.produce_request([(0, batch_of(b"x"))])
     request.topic_data[0].topic_id = uuid.UUID(int=12345)
     if client.newest_produce < 13:
@@ -179,7 +179,7 @@ async def acks_1_and_all_are_answered(client: Client) -> None:
 
 
 @case()
-async def other_acks_are_refused(client: Client) -> None:
+async def other_acks_are_rejected(client: Client) -> None:
     for acks in (2, -2, 32_767, -32_768):
         answer = await client.produce(batch_of(b"x"), acks=acks)
         assert outcome(answer) == refused(ErrorCode.INVALID_REQUIRED_ACKS)
@@ -200,20 +200,20 @@ async def other_acks_do_not_hide_a_malformed_batch(client: Client) -> None:
 
 
 @case()
-async def acks_0_are_not_answered(client: Client) -> None:
+async def acks_0_is_not_answered(client: Client) -> None:
     for _ in range(3):
         client.send(client.produce_request([(0, batch_of(b"x"))], acks=0), client.newest_produce)
     assert outcome(await client.produce(batch_of(b"y"))) == appended(3)
 
 
 @case()
-async def acks_0_close_the_connection_on_an_unknown_partition(client: Client) -> None:
+async def acks_0_closes_the_connection_on_an_unknown_partition(client: Client) -> None:
     client.send(client.produce_request([(7, batch_of(b"x"))], acks=0), client.newest_produce)
     assert await client.is_closed()
 
 
 @case(2)
-async def acks_0_close_the_connection_on_a_refused_batch_and_keep_the_others(client: Client) -> None:
+async def acks_0_closes_the_connection_on_a_rejected_batch_and_keeps_the_others(client: Client) -> None:
     batches = [(0, batch_of(b"good")), (1, flipped(batch_of(b"value")))]
     client.send(client.produce_request(batches, acks=0), client.newest_produce)
     assert await client.is_closed()
@@ -222,7 +222,7 @@ async def acks_0_close_the_connection_on_a_refused_batch_and_keep_the_others(cli
 
 
 @case()
-async def acks_0_and_a_duplicate_are_no_error(client: Client) -> None:
+async def a_duplicate_with_acks_0_is_not_an_error(client: Client) -> None:
     batch = batch_of(b"x", sequence=0)
     for _ in range(2):
         client.send(client.produce_request([(0, batch)], acks=0), client.newest_produce)
@@ -231,13 +231,13 @@ async def acks_0_and_a_duplicate_are_no_error(client: Client) -> None:
 
 
 @case(min_insync_replicas=2)
-async def no_more_replicas_in_sync_are_wanted_than_there_are(client: Client) -> None:
+async def min_insync_replicas_is_limited_by_the_number_of_replicas(client: Client) -> None:
     for number, acks in enumerate((-1, 1)):
         assert outcome(await client.produce(batch_of(b"x"), acks=acks)) == appended(number)
 
 
 @case()
-async def a_timeout_that_is_over_at_once_hurts_nobody_without_followers(client: Client) -> None:
+async def a_timeout_that_ends_at_once_does_not_matter_without_followers(client: Client) -> None:
     for number, timeout_ms in enumerate((0, -1, 1)):
         assert outcome(await client.produce(batch_of(b"x"), timeout_ms=timeout_ms)) == appended(number)
 
@@ -246,10 +246,10 @@ async def a_timeout_that_is_over_at_once_hurts_nobody_without_followers(client: 
 
 
 @case()
-async def internal_topics_refuse_clients(client: Client) -> None:
+async def an_internal_topic_rejects_records_of_clients(client: Client) -> None:
     request = FindCoordinatorRequest(key_type=0, coordinator_keys=["anybody"])
     while (await client.ask(request, 4)).coordinators[0].error_code:
-        pass  # the first to ask lets the broker create the topic
+        pass  # the first request makes the broker create the topic
     request = produce_request({("__consumer_offsets", 0): batch_of(b"x")})
     response = await client.ask(request, newest_by_name(client))
     answer = response.responses[0].partition_responses[0]
@@ -258,10 +258,10 @@ async def internal_topics_refuse_clients(client: Client) -> None:
 
 
 @case()
-async def the_log_of_transactions_refuses_clients_too(client: Client) -> None:
+async def the_log_of_transactions_also_rejects_records_of_clients(client: Client) -> None:
     request = FindCoordinatorRequest(key_type=1, coordinator_keys=["anybody"])
     while (await client.ask(request, 4)).coordinators[0].error_code:
-        pass  # the first to ask lets the broker create the topic
+        pass  # the first request makes the broker create the topic
     request = produce_request({("__transaction_state", 0): batch_of(b"x")})
     response = await client.ask(request, newest_by_name(client))
     answer = response.responses[0].partition_responses[0]

@@ -1,4 +1,4 @@
-"""Scenes of metadata and connections: what a record that waits for them learns, and what a producer id costs."""
+"""Scenes of metadata and connections: the results of records that wait for them, and of requests for producer ids."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ REFUSALS = {
     Code.INVALID_TOPIC_EXCEPTION: (InvalidTopicError, []),
     Code.TOPIC_AUTHORIZATION_FAILED: (TopicAuthorizationError, []),
 }
-"""What `send` raises for a topic."""
+"""The errors that `send` raises for a topic, with their flags."""
 
 
 def walk(api: ApiKey, code: int) -> list[Row]:
-    """What is seen when a broker answers a code, in each of the places where it may."""
+    """The rows seen when a broker returns a code, in each place of the response that can contain it."""
     if api is METADATA:
         scenes = [partial(_topic, code)] if code in REFUSALS else [partial(_whole_answer, code)]
         if code not in (*REFUSALS, Code.REBOOTSTRAP_REQUIRED, Code.NONE):
@@ -48,7 +48,7 @@ def walk(api: ApiKey, code: int) -> list[Row]:
 
 
 async def _topic(code: int) -> Row:
-    """A topic is refused."""
+    """The response contains an error code for a topic."""
     async with staged() as on:
         on.cluster.create_topic("u", 1)
         before, began = len(on.requests(METADATA)), on.loop.time()
@@ -60,8 +60,8 @@ async def _topic(code: int) -> Row:
             assert type(error) is kind
             check_flags(error, *flags)
             assert (asked, error.topic) == (1, "u")
-            assert on.loop.time() - began < 0.1, "waiting would not help"
-            assert (await on.producer.send_and_wait("u", b"2")).offset == 0, "the next one may"
+            assert on.loop.time() - began < 0.1, "send() waited although that does not help"
+            assert (await on.producer.send_and_wait("u", b"2")).offset == 0, "the next record must succeed"
             return Row(Action.FAIL, error.outcome)
         assert asked == 2
         assert on.loop.time() - began > 0.5
@@ -79,7 +79,7 @@ async def _whole_answer(code: int) -> Row:
         if asked == 1:
             return Row(Action.SUCCEED, Outcome.NOT_PERSISTED)
         assert asked >= 2
-        # One is to the broker itself; before that it may be asked again where all began.
+        # One new connection is to the broker itself; a second one means that a bootstrap address was used.
         return Row(Action.REBOOTSTRAP if new > 1 else Action.RETRY, Outcome.NOT_PERSISTED)
 
 
@@ -101,7 +101,9 @@ async def _producer_id(code: int) -> Row:
         assert type(error) is DeliveryError
         check_flags(error)
         assert (asked, error.attempts, getattr(error.last_error, "code", None)) == (1, 0, code)
-        assert (await on.producer.send_and_wait("t", b"2", partition=0)).offset == 0, "it asks again"
+        assert (await on.producer.send_and_wait("t", b"2", partition=0)).offset == 0, (
+            "a later record must succeed"
+        )
         return Row(Action.FAIL, error.outcome)
 
 
@@ -114,7 +116,7 @@ async def _versions(code: int) -> Row:
             on.refuse(VERSIONS, code)
         await on.producer.start()
         asked = on.requests(VERSIONS)
-        # They are counted from 0 on each.
+        # Correlation ids start at 0 on each connection.
         same_connection = len(asked) > 1 and asked[1].header.correlation_id > 0
         if code == 0:
             assert not same_connection

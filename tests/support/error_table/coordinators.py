@@ -1,4 +1,4 @@
-"""Scenes of transactions: a coordinator answers a code to each of their requests, under all that may hold."""
+"""Scenes of transactions: a coordinator returns an error code for each request, under all conditions."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PARTITIONS, OFFSETS = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
 COMMIT_OFFSETS, FETCH_OFFSETS = ApiKey.TXN_OFFSET_COMMIT, ApiKey.OFFSET_FETCH
 
 ONLY_V1 = (PARTITIONS, OFFSETS)
-"""What clients of transactions v2 do not ask."""
+"""Requests that clients with transactions v2 do not send."""
 
 
 class Case(NamedTuple):
-    """What holds while a request is refused."""
+    """The conditions under which a request is rejected."""
 
     version: int = 2
     commits: bool = True
     is_unanswered: bool = False
-    """An attempt before was not answered."""
+    """An earlier attempt was not answered."""
 
     @property
     def holds(self) -> set[Condition]:
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def cases(cell: Cell) -> Iterator[Case]:
-    """Every way in which the rule of this cell, and none before it, fits."""
+    """All combinations of conditions for which the rule of this cell is the first that applies."""
     is_end = cell.api is END
     for version, commits, is_unanswered in product((1, 2), (True, False), (True, False)):
         case = Case(version, commits, is_unanswered)
@@ -61,7 +61,7 @@ def cases(cell: Cell) -> Iterator[Case]:
 
 
 def walk(cell: Cell, code: int, case: Case) -> Row:
-    """What is seen when a coordinator answers a code."""
+    """The row seen when a coordinator returns a code."""
     assert cell.api is not None
     action = play(partial(_once, cell.api, code, case))
     if action in (Action.RETRY, Action.COORDINATOR):
@@ -70,7 +70,7 @@ def walk(cell: Cell, code: int, case: Case) -> Row:
 
 
 async def _begin(on: Stage, api: ApiKey) -> None:
-    """Whatever comes before the request."""
+    """Do everything that comes before the request."""
     if api in (INIT, FETCH_OFFSETS):
         return
     await on.producer.begin_transaction()
@@ -79,7 +79,7 @@ async def _begin(on: Stage, api: ApiKey) -> None:
 
 
 def _call(on: Stage, api: ApiKey, case: Case) -> Awaitable[None]:
-    """The call that makes the producer ask."""
+    """The call that makes the producer send the request."""
     if api is INIT:
         return on.producer.init_transactions()
     if api is PARTITIONS:
@@ -101,7 +101,7 @@ async def _send(on: Stage) -> None:
     error = delivery.exception()
     if error is None:
         return
-    # It was never sent; the transaction says why.
+    # The record was never sent; the transaction's error gives the reason.
     assert isinstance(error, DeliveryError)
     assert (error.outcome, error.attempts) == (Outcome.NOT_PERSISTED, 0)
     check_flags(error, "requires_abort")
@@ -112,7 +112,7 @@ def _refuse(on: Stage, api: ApiKey, code: int, case: Case, count: int) -> None:
     if case.is_unanswered:
         on.refuse(api, Code.REQUEST_TIMED_OUT)
     if code != Code.NONE:
-        # A coordinator that finds nothing to abort has aborted before.
+        # A coordinator that finds nothing to abort has already aborted.
         late = (api, code, case.version, case.commits) == (END, Code.INVALID_TXN_STATE, 1, False)
         on.refuse(api, code, count=count, after_append=late)
 
@@ -131,7 +131,9 @@ async def _once(api: ApiKey, code: int, case: Case) -> Action:
 
 
 def _tries(on: Stage, api: ApiKey, case: Case) -> list[SeenRequest]:
-    """The requests of this API. With v1 a commit in doubt is followed by an abort, which begins the next epoch."""
+    """The requests of this API; for EndTxn only commits or only aborts.
+
+    With v1, a commit in doubt is followed by an abort, which begins the next epoch."""
     requests = on.requests(api)
     if api is not END:
         return requests
@@ -148,7 +150,7 @@ def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Ac
             return Action.SUCCEED
         assert tries == 2
         return Action.COORDINATOR if searched else Action.RETRY
-    assert tries == 1, "what was refused for good is not asked again"
+    assert tries == 1, "a request that was finally rejected was sent again"
     if type(error) is BrokerError:
         check_flags(error)
         assert error.code == code
@@ -167,7 +169,7 @@ def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Ac
 
 
 async def _goes_on(on: Stage, api: ApiKey, case: Case, action: Action) -> None:
-    """The producer does what the error asks for; then it works, and no other consumer sees what was not committed."""
+    """Do what the error asks for. Then the producer works, and no consumer sees the uncommitted records."""
     producer = on.producer
     is_open = api not in (INIT, END, FETCH_OFFSETS)
     committed = case.commits and api is END
@@ -195,12 +197,12 @@ async def _outcome_once(api: ApiKey, code: int, case: Case) -> Outcome:
         await _begin(on, api)
         _refuse(on, api, code, case, 1)
         error = await error_of(_call(on, api, case))
-        # A question that is refused says nothing of any record.
+        # The error of a query has no outcome.
         return getattr(error, "outcome", Outcome.NOT_PERSISTED)
 
 
 async def _for_ever(api: ApiKey, code: int, case: Case) -> Outcome:
-    """What is said when nothing else is ever answered. Of an EndTxn the outcome is that of a commit."""
+    """The outcome if the coordinator always returns the code. For EndTxn it is that of a commit."""
     case = Case(case.version)
     async with staged(version=case.version, transactional_id="tx") as on:
         await _begin(on, api)

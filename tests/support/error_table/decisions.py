@@ -1,8 +1,9 @@
-"""Finds where source decides by an error code: comparisons, truth tests and matches, also by local names.
+"""Finds the places where source code decides by an error code: comparisons, truth tests and matches, also of local
+names.
 
-A call takes a code without deciding: what `decide(api, answer.error_code)` returns is the table's word. Compiled source
-has another grammar than Python, so it is searched line by line; a number of 16 bits that is read from an answer there
-may be a code."""
+Passing a code to a call such as `decide(api, answer.error_code)` is not a decision: the table decides there. Compiled
+source has a different grammar from Python, so it is searched line by line. There, a 16-bit number that is read from an
+answer may be a code."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ ATTRIBUTES = {"error_code", "partition_error_code"}
 PARAMETERS = {"error_code"}
 MEMBERS = {"ErrorCode", "Code"}
 STORED = {"code", "error"}
-"""Attributes that may hold a code; they are taken for one where they are compared with a number."""
+"""Attributes that may contain a code; a comparison with a number counts as a decision."""
 TRUTH = {"bool", "int"}
-"""Calls that show the code itself."""
+"""Calls that return the code itself."""
 
 
 class Decision(NamedTuple):
-    """A line that decides, and the function that it is in."""
+    """A line that decides, and the function that contains it."""
 
     line: int
     where: str
@@ -52,7 +53,7 @@ def _of_scope(scope: ast.AST, where: str, outer: set[str]) -> Iterator[Decision]
 
 
 def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope, with the functions in it but not what they contain."""
+    """The nodes of a scope, including its functions but not their contents."""
     waiting = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
@@ -62,7 +63,7 @@ def _nodes_of(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _local_names(scope: ast.AST, outer: set[str]) -> set[str]:
-    """Names that stand for an error code: assigned from one, or a parameter called error_code."""
+    """Names that contain an error code: assigned from one, or a parameter called error_code."""
     names = set(outer)
     if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         arguments = scope.args
@@ -130,7 +131,7 @@ def _is_code(node: ast.expr, names: set[str]) -> bool:
 
 
 def _shows_code(node: ast.expr, names: set[str]) -> bool:
-    """A code, or a display of codes such as (ErrorCode.NONE, 3)."""
+    """Whether a node is a code, or a display of codes such as (ErrorCode.NONE, 3)."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(_is_code(element, names) for element in node.elts)
     return _is_code(node, names)

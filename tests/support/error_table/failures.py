@@ -1,5 +1,5 @@
-"""Scenes of requests that end without an error code: a Produce, with acknowledgements and without, the end of a
-transaction, and the question for a producer id."""
+"""Scenes of requests that end without an error code: Produce with and without acknowledgements, EndTxn, and
+InitProducerId."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SCRIPTED: dict[Failure, dict[str, Any]] = {
     Failure.WRONG_CORRELATION_ID: {"wrong_correlation_id": True},
     Failure.MISSING_PARTITION: {"omit_partitions": True},
 }
-"""What the script does to the answer; other kinds of answers are made here."""
+"""The scripted faults of the answers; the answers of other failures are made below."""
 OF_PRODUCE_ONLY = (Failure.MISSING_PARTITION, Failure.FOREIGN_PARTITION)
 LARGE = 10_000
-"""Bytes of a record that fills the way to a broker."""
+"""The size in bytes of a record that fills the connection to a broker."""
 WINDOW = 4096
 
 
 def walk(cell: Cell) -> list[Row]:
-    """What is seen when each of the requests ends so."""
+    """The rows seen when each of the requests ends with the cell's failure."""
     failure = cell.what
     assert isinstance(failure, Failure)
     if Condition.ACKS_0 in cell.when:
@@ -59,7 +59,7 @@ def walk(cell: Cell) -> list[Row]:
 
 
 def _strike(on: Stage, scene: ExitStack, failure: Failure, api: ApiKey) -> None:
-    """Let the next request end so."""
+    """Make the next request end with this failure."""
     if failure is Failure.NO_COMMON_VERSION:
         scene.enter_context(altered(ApiKey.API_VERSIONS, partial(_without, api)))
         on.network.cut(on.port)
@@ -73,7 +73,7 @@ def _strike(on: Stage, scene: ExitStack, failure: Failure, api: ApiKey) -> None:
 
 def _nonsense(failure: Failure, answer: Any) -> Message | None:
     if failure is Failure.UNDECODABLE:
-        # Of another message, so that its bytes make no sense.
+        # A response of another type, whose bytes make no sense.
         return ProduceResponse() if isinstance(answer, MetadataResponse) else MetadataResponse(cluster_id="x")
     other = ProduceResponse.PartitionProduceResponse(index=77)
     answer.responses[0].partition_responses.append(other)
@@ -116,14 +116,14 @@ async def _once(failure: Failure) -> Action:
 
 async def _send(on: Stage, failure: Failure) -> Delivery:
     if failure is Failure.FOREIGN_PARTITION:
-        # What was asked is answered beside it; what comes behind on the connection is lost.
+        # The request itself is also answered; later requests on the connection are lost.
         assert await on.producer.send("t", b"before", partition=1)
         await asyncio.sleep(0)
     return await on.producer.send("t", b"1", partition=0)
 
 
 async def _then_never(failure: Failure) -> Outcome:
-    """Nobody is there afterwards, so that nothing else can be said of the record."""
+    """The outcome if the broker crashes afterwards, so that no later attempt changes it."""
     async with staged() as on:
         with ExitStack() as scene:
             await _warm(on)
@@ -143,11 +143,11 @@ async def _outcome_of(delivery: Delivery) -> Outcome:
     return error.outcome
 
 
-# Produce, where the way to the broker is full
+# Produce while the connection to the broker is full
 
 
 async def _fill(on: Stage) -> Delivery:
-    """The first bytes of a record leave, the others can't; answers still come."""
+    """Send a record of which only the first bytes leave; answers still arrive."""
     on.network.hold(on.port, answers=False)
     delivery = await on.producer.send("t", bytes(LARGE), partition=0)
     await asyncio.sleep(0.1)
@@ -156,7 +156,7 @@ async def _fill(on: Stage) -> Delivery:
 
 
 async def _not_written(acks: int | str, *, heals: bool) -> Any:
-    """Of a request that lies wholly on this side of a connection that is given up for the one before it."""
+    """A request of which nothing was sent when the connection is given up because of the request before it."""
     async with staged(acks=acks) as on:
         await _warm(on)
         before = len(on.requests(PRODUCE))
@@ -176,20 +176,20 @@ async def _not_written(acks: int | str, *, heals: bool) -> Any:
         assert filling.exception() is None or acks == 0
         sent_again = len(on.requests(PRODUCE)) - before
         assert sent_again == (1 if acks == 0 else 2), (
-            "the first one again, unless nobody would acknowledge it"
+            "both requests are sent, the first one again only if it is acknowledged"
         )
         return Action.REFRESH
 
 
 async def _unacknowledged(failure: Failure) -> Row:
-    """acks=0: a request of which a part has left is lost with its connection."""
+    """With acks=0, a request that was partly sent is lost with its connection."""
     async with staged(acks=0) as on:
         with ExitStack() as scene:
             await _warm(on)
             before = len(on.requests(PRODUCE))
             asking = None
             if failure in (Failure.WRONG_CORRELATION_ID, Failure.UNDECODABLE):
-                # An answer to something else makes no sense.
+                # The answer to another request on the connection makes no sense.
                 fault = on.faults.add(
                     METADATA, delay=1.0, wrong_correlation_id=failure is not Failure.UNDECODABLE
                 )
@@ -226,7 +226,7 @@ async def _commit(failure: Failure) -> Action:
             found = len(on.requests(FIND))
             if failure is Failure.NOT_WRITTEN:
                 on.cluster.crash_broker(0, 1.0)
-                await asyncio.sleep(0.1)  # it is noticed
+                await asyncio.sleep(0.1)  # the producer notices the crash
             else:
                 _strike(on, scene, failure, END)
             error = await error_of(on.producer.commit_transaction())
@@ -273,7 +273,7 @@ async def _commit_then_never(failure: Failure) -> Outcome:
 
 
 async def _producer_id(failure: Failure) -> Action:
-    """A question that puts no record in doubt, whatever becomes of it."""
+    """A request that puts no record in doubt, however it ends."""
     async with staged() as on:
         with ExitStack() as scene:
             asked = len(on.requests(INIT))

@@ -1,4 +1,4 @@
-"""Scenes of batches that something else than an answer ends: their time is over, or one before them has failed."""
+"""Scenes of batches that end without an answer: their time is over, or an earlier batch has failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRODUCE = ApiKey.PRODUCE
 
 
 def walk(cell: Cell) -> Row:
-    """What is seen of the batch that the cell is about."""
+    """The row seen for the batch of the cell."""
     row: Row = play(partial(_expired if cell.what is Moment.EXPIRED else _behind, cell))
     return row
 
@@ -28,7 +28,7 @@ async def _expired(cell: Cell) -> Row:
         settings["enable_endless_retries"] = True
     async with staged(**settings) as on:
         await on.producer.send_and_wait("t", b"first", partition=0)
-        # The second attempt comes a second after the first, and is not given up before the batch.
+        # The second attempt comes a second after the first, and does not time out before the batch.
         if Condition.IN_DOUBT in cell.when:
             on.refuse(PRODUCE, Code.REQUEST_TIMED_OUT)
         on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS, count=1 if Condition.IN_FLIGHT in cell.when else ALL)
@@ -60,7 +60,7 @@ async def _behind(cell: Cell) -> Row:
 
 
 async def _seen(on: Stage, delivery: Delivery, kind: type[DeliveryError]) -> Row:
-    """Whether the batch has ended, and how its record ends; for one that goes on, how close() ends it."""
+    """Whether the batch has ended, and the outcome of its record; close() ends the batch if it was kept."""
     action = Action.FAIL if delivery.done() else Action.KEEP
     if action is Action.KEEP:
         kind = DeliveryError

@@ -1,4 +1,4 @@
-"""Scenes of participants: a leader answers a code to the question who has written to a partition."""
+"""Scenes of participants: a leader returns an error code when it is asked for the writers of a partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACE = TopicPartition("t", 0)
 
 
 def walk(code: int) -> Row:
-    """What is seen when a leader answers a code."""
+    """The row seen when a leader returns a code."""
     action, outcome = play(partial(_once, code))
     if action is Action.RETRY:
         outcome = play(partial(_for_ever, code))
@@ -39,7 +39,7 @@ async def _participating() -> AsyncIterator[tuple[Stage, Producer]]:
 
 
 async def _send(producer: Producer) -> KafkaError | None:
-    """Return the reason why a record was not sent; None if it was."""
+    """Send a record; return the reason why it was not sent, or None."""
     delivery = await producer.send("t", b"mine", partition=0)
     await asyncio.wait([delivery])
     error = delivery.exception()

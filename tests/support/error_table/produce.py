@@ -1,6 +1,6 @@
-"""Scenes of Produce: a batch is refused with a code, once to see what is done, and for ever to see what is said.
+"""Scenes of Produce: a batch is rejected with a code, once to see the action, and for ever to see the outcome.
 
-An outcome shows in what a record is told that is given up; so each retry is played until its time is over."""
+Only a record that fails has an outcome, so each retry is repeated until the time of the batch is over."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tests.support.error_table.stage import (
 PRODUCE, METADATA = ApiKey.PRODUCE, ApiKey.METADATA
 BEFORE = {Condition.IN_DOUBT: 1, Condition.STALE: 2, Condition.SECOND_TIME: 1, Condition.THIRD_TIME: 2}
 NAMED = 1
-"""The index of the record that the broker names."""
+"""The index of the record that the broker rejects by name."""
 BASE_TIMESTAMP_AT = 27
-"""Behind attributes and last offset delta in a batch's header."""
+"""The position of the base timestamp in a batch's header, after the attributes and the last offset delta."""
 
 
 def versions(cell: Cell) -> list[int]:
-    """The versions of transactions with which the rule of this cell, and none before it, fits; 2 without any."""
+    """The versions of transactions for which this cell's rule is the first that applies; 2 without transactions."""
     if Condition.REPETITION in cell.when:
         return [1, 2]
     if Condition.TRANSACTION not in cell.when:
@@ -60,7 +60,7 @@ def versions(cell: Cell) -> list[int]:
 
 
 def walk(cell: Cell, code: int, version: int) -> Row:
-    """What is seen when a broker answers a code while that holds which the cell needs."""
+    """The row seen when a broker returns a code under the conditions of the cell."""
     if Condition.REPETITION in cell.when:
         row: Row = play(partial(_second_writer, code, version))
         return row
@@ -83,7 +83,7 @@ def _settings(cell: Cell, version: int) -> dict[str, Any]:
 
 
 def _scene(cell: Cell, code: int) -> ExitStack:
-    """What has to be so during the whole scene."""
+    """Changes to the broker that last for the whole scene."""
     scene = ExitStack()
 
     def name_a_record(answer: Any) -> None:
@@ -102,18 +102,18 @@ async def _begin(on: Stage, cell: Cell) -> None:
         await on.producer.begin_transaction()
         await on.producer.partitions_for("t")
     else:
-        # Once a first batch was acknowledged, several may be in flight.
+        # Several batches may be in flight only after a first one was acknowledged.
         await on.producer.send_and_wait("t", b"first", partition=0)
-    await asyncio.sleep(3)  # so that metadata may be asked for again
+    await asyncio.sleep(3)  # so that metadata may be refreshed again
 
 
 def _refuse(on: Stage, cell: Cell, code: int, count: int) -> None:
-    """The answers that the batch gets, from the first to the last."""
+    """Script the answers for the batch, from the first to the last."""
     if Condition.DAMAGED in cell.when:
-        damage_the_next_batch()  # the broker finds it out by itself
+        damage_the_next_batch()  # the broker detects the damage itself
         return
     if Condition.STALE in cell.when:
-        # Of two partitions one needs a new epoch while the batch of the other waits to be sent again.
+        # One partition needs a new epoch while the batch of the other waits for a retry.
         on.refuse(PRODUCE, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, partition=1)
         on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS, partition=0, count=2)
         on.refuse(PRODUCE, code, count=count, partition=0)
@@ -130,12 +130,12 @@ def _refuse(on: Stage, cell: Cell, code: int, count: int) -> None:
 
 
 def _before(cell: Cell) -> int:
-    """How many attempts of the batch end before the one that the cell is about."""
+    """The number of attempts of the batch before the one that the cell describes."""
     return sum(BEFORE.get(condition, 0) for condition in cell.when)
 
 
 def damage_the_next_batch() -> None:
-    """Let a bit of its header change after the checksum was made."""
+    """Change a bit of the next batch's header after its checksum is computed."""
     seal = ProducerBatch.seal
 
     def seal_and_damage(batch: ProducerBatch) -> tuple[bytes | memoryview, ...]:
@@ -150,7 +150,7 @@ def damage_the_next_batch() -> None:
 
 
 async def _send(on: Stage, cell: Cell) -> list[Delivery]:
-    """One batch, or two of one partition."""
+    """Send one batch, or two to the same partition."""
     several = cell.when & {Condition.SEVERAL_RECORDS, Condition.RECORD_ERRORS, Condition.NOT_FIRST}
     count = 1 if not several else 2 if Condition.NOT_FIRST in cell.when else 4
     if Condition.STALE in cell.when:
@@ -163,7 +163,7 @@ async def _results(deliveries: Sequence[Delivery]) -> list[BaseException | None]
     return [delivery.exception() for delivery in deliveries]
 
 
-# ------------------------------------------------------------------------------------------- what is done
+# ------------------------------------------------------------------------------------------------- actions
 
 
 async def _once(cell: Cell, code: int, version: int) -> Action:
@@ -172,7 +172,7 @@ async def _once(cell: Cell, code: int, version: int) -> Action:
             await _begin(on, cell)
             before = len(on.requests(PRODUCE))
             if Condition.NOT_FIRST in cell.when:
-                # The head is sent to the new leader at once, so that the second has nothing else to wait for.
+                # The first batch is sent to the new leader at once, so that the second one waits for nothing else.
                 on.faults.add(PRODUCE, error=Code.NOT_LEADER_OR_FOLLOWER, move_leader_to=1)
             _refuse(on, cell, code, 1)
             deliveries = await _send(on, cell)
@@ -192,7 +192,7 @@ def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) ->
     number = 1 if Condition.NOT_FIRST in cell.when else _before(cell)
     again = tries[number + 1 :]
     if errors and len(errors) == len(deliveries):
-        assert not again, "a record that has failed is not sent again"
+        assert not again, "a record that has failed was sent again"
         return _failure(errors[0])
     if errors:
         assert [delivery.exception() is not None for delivery in deliveries] == [
@@ -209,7 +209,7 @@ def _seen(on: Stage, cell: Cell, deliveries: Sequence[Delivery], before: int) ->
     if headers[-1].producer_epoch > 0:
         return Action.RENUMBER
     first = 0 if Condition.TRANSACTION in cell.when else 1
-    assert headers[0].base_sequence == first, "the numbers stay what they were"
+    assert headers[0].base_sequence == first, "the sequence numbers have changed"
     if [header.record_count for header in headers] == [2, 2]:
         return Action.SPLIT
     if Condition.NOT_FIRST in cell.when:
@@ -237,7 +237,7 @@ def _failure(error: BaseException) -> Action:
 
 
 async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Sequence[BaseException]) -> None:
-    """The producer does what the flags ask for, and works; none of these errors is its end."""
+    """Do what the flags of the errors ask for. Then the producer works: none of these errors is fatal."""
     for error in errors:
         assert isinstance(error, DeliveryError)
         assert (error.topic, error.partition, error.broker) == ("t", 0, 0)
@@ -265,7 +265,7 @@ async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Seq
 
 
 async def _second_writer(code: int, version: int) -> Row:
-    """Two participants of a transaction write to the same partition: to the broker the second one repeats the first."""
+    """Two participants of a transaction write to a partition: for the broker, the second one repeats the first."""
     async with staged(version=version, transactional_id="tx") as on:
         await on.producer.begin_transaction()
         handle = await on.producer.export_transaction([("t", 0)])
@@ -281,16 +281,16 @@ async def _second_writer(code: int, version: int) -> Row:
             assert isinstance(
                 await error_of(second.send("t", b"third", partition=0)), TransactionAbortableError
             )
-        assert len(on.requests(PRODUCE)) == 2, "it is not sent again"
+        assert len(on.requests(PRODUCE)) == 2, "the batch was sent again"
         await on.producer.abort_transaction()
         return Row(_failure(error), error.outcome)
 
 
-# ------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------------------ outcomes
 
 
 async def _for_ever(cell: Cell, code: int, version: int) -> Outcome:
-    """What the records are told to have become when the broker never answers anything else."""
+    """The outcome of the records if the broker always returns the code."""
     with _scene(cell, code):
         async with staged(**_settings(cell, version)) as on:
             await _begin(on, cell)
@@ -303,7 +303,7 @@ async def _for_ever(cell: Cell, code: int, version: int) -> Outcome:
 
 
 async def _not_first_for_ever(on: Stage, code: int) -> Outcome:
-    """The outcome of a batch behind one that is tried again and again; both are given up at the same moment."""
+    """The outcome of a batch after one that is retried until both are given up at the same time."""
     on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS)
     on.refuse(PRODUCE, code)
     on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS, count=ALL)
@@ -316,7 +316,7 @@ async def _not_first_for_ever(on: Stage, code: int) -> Outcome:
 
 def _outcome(error: BaseException | None) -> Outcome:
     if error is None:
-        return Outcome.NOT_PERSISTED  # it is: a success says nothing else
+        return Outcome.NOT_PERSISTED  # after a success there is no outcome to compare
     assert isinstance(error, DeliveryError)
     if isinstance(error, DeliveryTimeoutError):
         check_flags(error, "retriable", *(["requires_abort"] if error.requires_abort else []))

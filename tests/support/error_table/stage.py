@@ -1,6 +1,6 @@
-"""Where a cell of the error table is played: a producer, a cluster that answers by script, virtual time.
+"""The environment of a cell of the error table: a producer, a cluster with scripted answers, and virtual time.
 
-A scene says what was seen, as a row of the table; which rule was asked for it is noted on the way."""
+A scene returns what it has seen as a row of the table. `consulted` records the rules that the producer used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aioproducer.testing.simulation.network import SimulatedNetwork
 
 SETTINGS: dict[str, Any] = {
     "linger_ms": 0,
-    # So long that whatever comes sooner was not waited for.
+    # Long, so that a test can see whether the producer waited for a back-off.
     "retry_backoff_ms": 1000,
     "retry_backoff_max_ms": 1000,
     "reconnect_backoff_ms": 20,
@@ -37,17 +37,17 @@ SETTINGS: dict[str, Any] = {
     "max_block_ms": 7000,
 }
 ALL = 100_000
-"""How often a fault strikes that never ends."""
+"""The count of a fault that never ends."""
 OTHER = None
-"""Stands for each code that is in no row of an API."""
+"""Represents the codes that are in no row of an API."""
 
 
 class Cell(NamedTuple):
-    """One decision of the table: for what, and what has to hold."""
+    """One decision of the table: the event and the conditions to which it applies."""
 
     api: ApiKey | None
     what: int | Failure | Moment | None
-    """An error code, OTHER, or a failure or a moment, which have no API."""
+    """An error code or OTHER; or a failure or moment, which have no API."""
     when: frozenset[Condition]
 
     @property
@@ -60,7 +60,7 @@ class Cell(NamedTuple):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The entry of the table that it is in."""
+        """The entry of the table that contains the cell."""
         if isinstance(self.what, Failure | Moment):
             return outcomes.TABLE[self.what]
         assert self.api is not None
@@ -72,7 +72,7 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-    """The whole table."""
+    """The cells of the whole table."""
     found: list[Cell] = []
     for key, rules in outcomes.TABLE.items():
         api, what = key if isinstance(key, tuple) else (None, key)
@@ -83,7 +83,7 @@ def cells() -> list[Cell]:
 
 
 class Stage:
-    """What a scene may use."""
+    """The objects that a scene may use."""
 
     def __init__(self, cluster: EmbeddedCluster, producer: Producer, loop: SimulatedLoop) -> None:
         self.cluster = cluster
@@ -93,9 +93,9 @@ class Stage:
         self.network = loop.network
 
     def refuse(self, api: ApiKey, code: int, **more: Any) -> Fault:
-        """Let the next requests be answered with a code, also with one that nobody knows."""
+        """Answer the next requests with an error code, which may be unknown."""
         fault = self.faults.add(api, error=ErrorCode.UNKNOWN_SERVER_ERROR, **more)
-        fault.error = code  # type: ignore[assignment]  # brokers of tomorrow have others
+        fault.error = code  # type: ignore[assignment]  # future brokers have others
         return fault
 
     def requests(self, api: ApiKey) -> list[SeenRequest]:
@@ -115,14 +115,14 @@ async def staged(
     cluster: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
-    """A cluster with the topic t, and a producer; `version` is that of its transactions."""
+    """A cluster with the topic t, and a producer; `version` is the version of transactions."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
     async with EmbeddedCluster(
         brokers,
         topics={"t": 2},
         transaction_version=version,
-        # Its clock is the real one, which records take their time from, too.
+        # The cluster has the real clock, because records take their timestamps from it.
         random=Random(1),
         **(cluster or {}),
     ) as embedded:
@@ -138,13 +138,13 @@ async def staged(
 
 
 def play(main: Callable[[], Coroutine[Any, Any, Any]], **network: Any) -> Any:
-    """What a scene returns."""
+    """Run a scene and return its result."""
     return simulate(main, seed=1, network=SimulatedNetwork(**network), time_limit=1000.0)
 
 
 @contextmanager
 def altered(api: ApiKey, change: Callable[[Any], Message | None]) -> Iterator[None]:
-    """Let a function change a broker's answers, or put other messages in their place."""
+    """Let a function change or replace a broker's answers."""
     original = HANDLERS[api]
 
     async def handler(context: RequestContext, request: Any) -> Message | None:
@@ -160,7 +160,7 @@ Consulted = list[tuple[tuple[Rule, ...], frozenset[Condition]]]
 
 @contextmanager
 def consulted() -> Iterator[Consulted]:
-    """The rules that were asked, and what each needed."""
+    """Record the rules that the producer used, with the conditions of the one that applied."""
     found: Consulted = []
     first = outcomes._first
 
@@ -174,7 +174,7 @@ def consulted() -> Iterator[Consulted]:
 
 
 async def error_of(call: Awaitable[Any]) -> KafkaError | None:
-    """The error that a call ends with, if it does."""
+    """The error of a call, or None."""
     try:
         await call
     except KafkaError as error:
@@ -184,12 +184,12 @@ async def error_of(call: Awaitable[Any]) -> KafkaError | None:
 
 async def until(condition: Callable[[], object]) -> None:
     """Let virtual time pass until the condition holds."""
-    while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+    while not condition():  # noqa: ASYNC110  # the condition sets no event
         await asyncio.sleep(0.001)
 
 
 def check_flags(error: BaseException, *flags: str) -> None:
-    """An error of ours with these flags set and no other."""
+    """Assert that it is an error of ours with exactly these flags."""
     assert isinstance(error, KafkaError), repr(error)
     names = ("retriable", "requires_abort", "requires_reinit", "fatal")
     assert [name for name in names if getattr(error, name)] == sorted(flags, key=names.index), repr(error)

@@ -1,4 +1,4 @@
-"""Scenes of the metrics that are pushed to brokers (KIP-714): what follows a code in the answer."""
+"""Scenes of the metrics that are pushed to brokers (KIP-714): the next step after an error code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.error_table.stage import Stage, play, staged, until
 
 SUBSCRIBE, PUSH = ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY
 INTERVAL = 10.0
-"""Seconds between two pushes. Before the first one, and between two questions without an answer, more may pass."""
+"""Seconds between two pushes. The time before the first push, or after an unanswered request, may be longer."""
 LONG = 310.0
 
 
 def walk(api: ApiKey, code: int) -> list[Row]:
-    """What is seen when a broker answers a code."""
+    """The row seen when a broker returns a code."""
     return [play(partial(_asked if api is SUBSCRIBE else _pushed, code))]
 
 

@@ -1,4 +1,4 @@
-"""The few requests with which ApacheKafka checks its brokers, answered by a broker with prepared answers."""
+"""The requests with which ApacheKafka checks its brokers, answered by a broker with prepared answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import MS
 
 @contextlib.asynccontextmanager
 async def broker_that_says(answer: Message | bytes | None) -> AsyncIterator[tuple[int, list[Message]]]:
-    """Return the port of a broker with one answer, and the requests that it has read. None: it does not answer."""
+    """Run a broker with one answer, or none; yield its port and the requests that it has read."""
     asked: list[Message] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +36,7 @@ async def broker_that_says(answer: Message | bytes | None) -> AsyncIterator[tupl
             elif answer is not None:
                 writer.write(answer)
             if answer is None:
-                await reader.read()  # until the client has gone
+                await reader.read()  # until the client disconnects
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -49,7 +49,7 @@ def brokers(*ids: int) -> MetadataResponse:
     )
 
 
-async def test_leaders_are_listed_by_partition_in_whatever_order_they_are_told():
+async def test_leaders_are_listed_by_partition_whatever_their_order_in_the_response():
     told = [(2, -1), (0, 5), (1, 4)]
     partitions = [
         MetadataResponse.MetadataResponsePartition(partition_index=index, leader_id=leader)
@@ -61,10 +61,10 @@ async def test_leaders_are_listed_by_partition_in_whatever_order_they_are_told()
 
     (request,) = asked
     assert isinstance(request, MetadataRequest)
-    assert not request.allow_auto_topic_creation, "looking at a topic does not make it"
+    assert not request.allow_auto_topic_creation, "a look-up must not create the topic"
 
 
-async def test_a_topic_is_created_with_its_settings_or_the_refusal_is_told():
+async def test_a_topic_is_created_with_its_settings_or_the_error_is_raised():
     async with EmbeddedCluster(3) as cluster:
         port = cluster.nodes[0].port
         await admin.create_topic(port, "t", 2, 3, {"max.message.bytes": "5000"})
@@ -78,7 +78,7 @@ async def test_a_topic_is_created_with_its_settings_or_the_refusal_is_told():
         assert caught.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-async def test_what_a_broker_says_of_a_refusal_is_made_safe_for_a_terminal():
+async def test_the_error_message_of_a_broker_is_made_safe_for_a_terminal():
     result = CreateTopicsResponse.CreatableTopicResult(
         name="t", error_code=ErrorCode.POLICY_VIOLATION, error_message="no\x1b[31m", configs=None
     )
@@ -90,7 +90,7 @@ async def test_what_a_broker_says_of_a_refusal_is_made_safe_for_a_terminal():
     assert "\x1b" not in str(caught.value)
 
 
-async def test_a_broker_that_says_nothing_is_named_with_the_time_that_it_had(monkeypatch):
+async def test_a_broker_that_does_not_answer_is_named_with_the_time_limit(monkeypatch):
     monkeypatch.setattr(admin, "_ANSWER_WAIT", 20 * MS)
     async with broker_that_says(None) as (port, asked):
         with pytest.raises(ApacheKafkaError, match=f"port {port} did not answer in {20 * MS:g} s"):
@@ -102,7 +102,7 @@ def on_paper(internal: int, client: int) -> ApacheBroker:
     return ApacheBroker(0, Path(), {"INTERNAL": internal, "CLIENT": client}, {})
 
 
-async def test_a_broker_is_up_when_it_knows_all_others_and_takes_clients():
+async def test_a_broker_is_up_when_it_knows_all_others_and_accepts_clients():
     async with contextlib.AsyncExitStack() as stack:
         answers = [brokers(0, 1, 2), brokers(0, 1), brokers(0), b"\x00\x00\x00\x02??", b""]
         ports = [(await stack.enter_async_context(broker_that_says(answer)))[0] for answer in answers]
@@ -110,10 +110,10 @@ async def test_a_broker_is_up_when_it_knows_all_others_and_takes_clients():
         known = [await admin.knows(on_paper(port, ports[0]), {0, 1}) for port in ports]
 
     assert known == [True, True, False, False, False]
-    assert not await admin.knows(on_paper(ports[0], ports[0]), {0, 1}), "nobody listens any more"
+    assert not await admin.knows(on_paper(ports[0], ports[0]), {0, 1}), "its port is closed now"
 
 
-async def test_a_broker_that_says_nothing_is_not_up(monkeypatch):
+async def test_a_broker_that_does_not_answer_is_not_up(monkeypatch):
     monkeypatch.setattr(admin, "_ANSWER_WAIT", 20 * MS)
     async with broker_that_says(None) as (port, _):
         assert not await admin.knows(on_paper(port, port), {0})

@@ -1,4 +1,4 @@
-"""The setup of one real broker: its ports, its listeners, its settings."""
+"""The setup of one real broker: its ports, listeners and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_controllers_are_an_odd_number(brokers, controllers):
     assert controller_count(brokers) == controllers
 
 
-def test_reserved_port_is_refused_to_others_but_not_to_its_broker():
+def test_only_its_broker_can_bind_a_reserved_port():
     ports = PortReservation()
     port = ports.reserve()
     try:
@@ -40,7 +40,7 @@ def test_reserved_port_is_refused_to_others_but_not_to_its_broker():
         ports.release()
 
 
-def test_settings_of_the_user_win_and_are_escaped(tmp_path):
+def test_settings_of_the_user_take_precedence_and_are_escaped(tmp_path):
     config = {"num.io.threads": 7, "auto.create.topics.enable": False, "pem": "a\\b\nc", "name": " Ünï🛫"}
 
     lines = properties(tmp_path, config=config)
@@ -52,14 +52,14 @@ def test_settings_of_the_user_win_and_are_escaped(tmp_path):
     assert len(lines) == len({line.partition("=")[0] for line in lines})
 
 
-def test_clients_are_told_what_is_advertised(tmp_path):
+def test_clients_get_the_advertised_address(tmp_path):
     lines = properties(tmp_path, advertised={"CLIENT": ("proxy", 9)})
 
     assert "listeners=CLIENT://127.0.0.1:1,INTERNAL://127.0.0.1:2,CONTROLLER://127.0.0.1:3" in lines
     assert "advertised.listeners=CLIENT://proxy:9,INTERNAL://127.0.0.1:2" in lines
 
 
-def test_listeners_have_protocols_and_settings_of_their_own(tmp_path):
+def test_each_listener_has_its_own_protocol_and_settings(tmp_path):
     listeners = {
         "CLIENT": {"security.protocol": "SSL", "ssl.client.auth": "required"},
         "PASS_WORD": {"security.protocol": "SASL_PLAINTEXT", "sasl.enabled.mechanisms": "PLAIN"},
@@ -110,12 +110,12 @@ def properties(directory, *, listeners=None, config=None, ports=None, advertised
         ),
     ],
 )
-def test_what_can_not_be_is_refused_by_name(settings, told):
+def test_invalid_arguments_are_rejected_by_name(settings, told):
     with pytest.raises(ValueError, match=told):
         ApacheKafka(**{"brokers": 3, **settings})
 
 
-async def test_before_it_starts_it_says_so_and_stops_nothing():
+async def test_before_the_start_there_is_no_address_and_nothing_to_stop():
     kafka = ApacheKafka()
 
     with pytest.raises(RuntimeError, match="this ApacheKafka was never started"):
@@ -125,10 +125,10 @@ async def test_before_it_starts_it_says_so_and_stops_nothing():
     await kafka.stop()
 
 
-# What is said of a log
+# Excerpts of logs
 
 
-def test_the_first_errors_and_the_end_of_a_log_are_told(tmp_path):
+def test_the_first_errors_and_the_end_of_a_log_are_shown(tmp_path):
     log = tmp_path / "server.log"
     lines = [f"12:00:00.000 [main] INFO kafka.Part - line {number}" for number in range(1000)]
     lines[500:502] = ["12:00:00.000 [main] ERROR kafka.BrokerServer - fatal", "Caused by: a reason"]
@@ -140,7 +140,7 @@ def test_the_first_errors_and_the_end_of_a_log_are_told(tmp_path):
     assert "ERROR" not in what_went_wrong(log, since=log.stat().st_size - 2000)
 
 
-def test_of_a_log_without_errors_the_end_is_told(tmp_path):
+def test_the_end_of_a_log_without_errors_is_shown(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("Error occurred during initialization of VM\nToo small maximum heap\n")
 

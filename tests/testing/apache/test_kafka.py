@@ -1,4 +1,4 @@
-"""A real Kafka is started, disturbed and ended, and leaves nothing behind."""
+"""A real Kafka is started, disturbed and stopped, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.apache_processes import children, command_lines, descriptors,
 pytestmark = pytest.mark.slow
 
 SHORT_SESSIONS = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200}
-"""Seconds to wait for a broker that was killed."""
+"""Settings with which a killed broker can be started again after 1.5 s."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def temporary(monkeypatch, tmp_path) -> Path:
 
 @pytest.mark.promise("Test clusters", "`ApacheKafka` is a real broker from pip alone")
 @pytest.mark.apache
-async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
+async def test_shared_broker_stores_and_returns_records(apache_kafka):
     await apache_kafka.create_topic("taken", partitions=3, config={"retention.ms": 3_600_000})
 
     await asyncio.to_thread(produce, apache_kafka.bootstrap_servers, "taken", [b"a", b"b", b"c"])
@@ -59,8 +59,8 @@ async def test_shared_broker_takes_records_and_gives_them_back(apache_kafka):
 
 
 @pytest.mark.apache
-async def test_records_of_long_ago_stay(temporary):
-    """Kafka would delete them because of their own timestamps, at its next check."""
+async def test_old_records_are_not_deleted(temporary):
+    """With its default retention, Kafka would delete the records at its next check because of their timestamps."""
     looks_often = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 0}
     async with ApacheKafka(jvm_args=LEAN, config=looks_often) as kafka:
         await kafka.create_topic("t")
@@ -119,7 +119,7 @@ async def test_broker_is_killed_paused_stopped_and_started_again(temporary):
 
 
 @pytest.mark.apache
-async def test_data_stay_in_a_directory_that_was_chosen(tmp_path, apache_kafka):
+async def test_data_stay_in_a_chosen_directory(tmp_path, apache_kafka):
     settings = {"jvm_args": LEAN, "config": SHORT_SESSIONS, "directory": tmp_path / "kafka"}
     async with ApacheKafka(**settings) as kafka:
         await kafka.create_topic("t")
@@ -136,7 +136,7 @@ async def test_data_stay_in_a_directory_that_was_chosen(tmp_path, apache_kafka):
         assert line.startswith(f"{home}/bin/java ")
     assert (tmp_path / "kafka" / "node-0" / "server.log").exists()
     assert not command_lines(str(tmp_path))
-    # What another cluster has started goes on.
+    # The broker of another cluster is still running.
     assert await admin.registered(apache_kafka.nodes[0].port) == {0}
 
 
@@ -160,7 +160,7 @@ async def test_broker_that_ends_while_starting_is_reported_with_its_log(temporar
 
 
 @pytest.mark.apache
-async def test_setting_that_kafka_refuses_is_reported_with_its_log(temporary):
+async def test_setting_that_kafka_rejects_is_reported_with_its_log(temporary):
     kafka = ApacheKafka(config={"num.io.threads": 0})
 
     with pytest.raises(ApacheKafkaError, match=r"(?s)broker 0 could not be formatted:\n.*num\.io\.threads"):
@@ -173,7 +173,7 @@ async def test_setting_that_kafka_refuses_is_reported_with_its_log(temporary):
     "Test clusters", "the logs of a real Kafka are kept on failure, and the error says where and why"
 )
 @pytest.mark.apache
-async def test_the_cause_of_an_end_is_told_though_a_long_shutdown_is_logged_behind_it(temporary):
+async def test_the_cause_of_an_end_is_reported_even_if_a_long_shutdown_is_logged_after_it(temporary):
     secure = {
         "security.protocol": "SSL",
         "ssl.keystore.type": "PEM",
@@ -199,7 +199,7 @@ async def test_start_that_takes_too_long_fails_and_ends_the_broker(temporary):
 
 
 @pytest.mark.apache
-async def test_port_that_is_taken_is_named_and_nothing_stays(temporary):
+async def test_port_that_is_in_use_is_named_and_nothing_is_left(temporary):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -212,7 +212,7 @@ async def test_port_that_is_taken_is_named_and_nothing_stays(temporary):
 
 @pytest.mark.apache
 @pytest.mark.parametrize("missing", ["jgo", "java"])
-async def test_what_is_not_installed_leaves_nothing(temporary, monkeypatch, missing):
+async def test_missing_packages_leave_nothing_behind(temporary, monkeypatch, missing):
     monkeypatch.setenv("AIOPRODUCER_CACHE_DIR", str(temporary.parent / "cache"))
     monkeypatch.setattr(jars.importlib.util, "find_spec", lambda name: None)
     java = None if missing == "java" else java_of_this_machine()
@@ -232,7 +232,7 @@ def java_of_this_machine() -> str:
 
 
 @pytest.mark.apache
-async def test_cancelled_start_leaves_nothing(temporary):
+async def test_cancelled_start_leaves_nothing_behind(temporary):
     opened = descriptors()
     kafka = ApacheKafka(jvm_args=LEAN)
     starting = asyncio.create_task(kafka.start())
@@ -256,7 +256,7 @@ async def test_cancelled_start_leaves_nothing(temporary):
     "Test clusters", "the logs of a real Kafka are kept on failure, and the error says where and why"
 )
 @pytest.mark.apache
-async def test_block_that_raises_keeps_the_logs_and_says_where(temporary):
+async def test_block_that_raises_keeps_the_logs_and_names_their_directory(temporary):
     kafka = ApacheKafka(jvm_args=LEAN)
 
     with pytest.raises(ZeroDivisionError) as told:

@@ -20,7 +20,7 @@ from tests.support.read_back import read_back
 
 
 def apache(test):
-    """The test starts a real Kafka of its own."""
+    """Mark a test that starts its own real Kafka."""
     return pytest.mark.apache(pytest.mark.slow(test))
 
 
@@ -57,12 +57,12 @@ def kafka(request, proxy_socket) -> Iterator[ApacheKafka]:
     "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
 )
 @apache
-async def test_clients_go_where_they_are_told(kafka, proxy_socket):
+async def test_clients_connect_to_the_advertised_address(kafka, proxy_socket):
     await kafka.create_topic("through-a-proxy")
 
     async with proxy(proxy_socket, kafka.nodes[0].port) as passed:
         assert kafka.bootstrap_servers == f"127.0.0.1:{proxy_socket.getsockname()[1]}"
-        # Asked directly, the broker names the proxy too.
+        # The broker itself also returns the address of the proxy.
         own = f"127.0.0.1:{kafka.nodes[0].port}"
         async with aioproducer.Producer(own) as producer:
             await producer.send_and_wait("through-a-proxy", b"v")
@@ -73,7 +73,7 @@ async def test_clients_go_where_they_are_told(kafka, proxy_socket):
 
 
 @apache
-async def test_each_of_several_brokers_is_reached_where_it_is_advertised():
+async def test_each_of_several_brokers_is_reached_at_its_advertised_address():
     with socket.create_server(("127.0.0.1", 0)) as proxy_socket:
         told = {1: ("localhost", 0), 2: proxy_socket.getsockname()}
         async with ApacheKafka(3, advertised=told, jvm_args=LEAN) as kafka:
@@ -100,7 +100,7 @@ async def test_each_of_several_brokers_is_reached_where_it_is_advertised():
 
 @asynccontextmanager
 async def proxy(listening: socket.socket, port: int) -> AsyncIterator[list[object]]:
-    """Forward connections on that socket to this port during the block; yield the list of clients."""
+    """Forward connections from a socket to a port during the block; yield the list of clients."""
     passed: list[object] = []
 
     async def pass_on(reader, writer):
@@ -129,7 +129,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     ("mechanism", "user", "password"),
     [("PLAIN", "alice", "plain secret"), ("SCRAM-SHA-256", "bob", "scram-secret")],
 )
-async def test_another_listener_asks_for_a_password(kafka, mechanism, user, password):
+async def test_another_listener_requires_a_password(kafka, mechanism, user, password):
     topic = f"by-{user}"
     await kafka.create_topic(topic)
     settings = {
@@ -170,7 +170,7 @@ def produce(settings: dict[str, object], topic: str, value: bytes) -> None:
     "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
 )
 @apache
-async def test_features_are_those_of_the_format(kafka, apache_kafka):
+async def test_features_are_those_given_to_the_format_tool(kafka, apache_kafka):
     assert await finalized(kafka, "transaction.version") == 1
     assert await finalized(apache_kafka, "transaction.version") == 2
 
@@ -182,15 +182,15 @@ async def finalized(kafka: ApacheKafka, feature: str) -> int:
     return next(found.max_version_level for found in answer.finalized_features if found.name == feature)
 
 
-# On paper
+# Declarations
 
 
-def test_without_a_declaration_there_is_one_listener_in_plain_text():
+def test_without_a_declaration_there_is_one_plaintext_listener():
     assert declared({}) == (Listener("CLIENT"),)
     assert protocol_map(declared({})) == "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
 
 
-def test_the_client_listener_is_declared_again_and_others_come_behind_it():
+def test_the_client_listener_can_be_redeclared_and_comes_before_the_others():
     found = declared({"SECURE": {"security.protocol": "SASL_SSL"}, CLIENT: {"security.protocol": "SSL"}})
 
     assert [(listener.name, listener.protocol) for listener in found] == [
@@ -199,7 +199,7 @@ def test_the_client_listener_is_declared_again_and_others_come_behind_it():
     ]
 
 
-def test_a_listeners_settings_have_its_name_in_lower_case_and_no_protocol_among_them():
+def test_a_listeners_settings_have_its_name_in_lower_case_and_do_not_include_the_protocol():
     (_, listener) = declared(
         {"TWO_WAY": {"security.protocol": "SSL", "ssl.client.auth": "required", "max.connections": 5}}
     )
@@ -223,6 +223,6 @@ def test_a_listeners_settings_have_its_name_in_lower_case_and_no_protocol_among_
         ),
     ],
 )
-def test_a_declaration_that_no_broker_would_take_names_what_is_wrong(name, settings, problem):
+def test_an_invalid_declaration_is_an_error_that_names_the_mistake(name, settings, problem):
     with pytest.raises(ValueError, match=problem):
         declared({name: settings})

@@ -1,5 +1,4 @@
-"""The processes of a real Kafka end with the process that started them, however it ends, and no other process
-does."""
+"""The processes of a real Kafka, and no others, end with the process that started them, however it ends."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ async def test_children_end_when_their_owner_is_killed(tmp_path):
 @pytest.mark.promise(
     "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
 )
-async def test_a_child_whose_owner_dies_before_the_watchdog_knows_it_never_runs(tmp_path):
+async def test_a_child_never_runs_if_its_owner_dies_before_the_watchdog_knows_it(tmp_path):
     script = f"""
         import os, signal
         from pathlib import Path
@@ -110,7 +109,7 @@ async def test_a_child_is_the_command_itself_and_reads_nothing(children, tmp_pat
 @pytest.mark.promise(
     "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
 )
-async def test_ctrl_c_in_a_terminal_reaches_the_owner_alone(tmp_path):
+async def test_ctrl_c_in_a_terminal_reaches_only_the_owner(tmp_path):
     script = f"""
         import os, signal, subprocess
         from pathlib import Path
@@ -132,7 +131,7 @@ async def test_ctrl_c_in_a_terminal_reaches_the_owner_alone(tmp_path):
     assert owner.stdout == f"{signal.SIGINT.value} None\n", owner.stderr
 
 
-async def test_output_may_be_kept_apart_from_what_is_logged(children, tmp_path):
+async def test_output_may_be_kept_apart_from_the_log(children, tmp_path):
     log, output = tmp_path / "log", tmp_path / "output"
     log.write_text("before\n")
 
@@ -165,7 +164,7 @@ async def test_a_fork_of_the_owner_does_not_own_the_children(children, monkeypat
     assert not children.are_ours
 
 
-# Real brokers of an interpreter that ends
+# Real brokers when their interpreter ends
 
 OWNER = f"""
     import asyncio, sys
@@ -206,7 +205,9 @@ OWNER = f"""
     ],
     ids=lambda value: "-".join(item.name for item in value) if isinstance(value, list) else str(value),
 )
-async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_path, signals, moment, brokers):
+async def test_an_owner_that_gets_a_signal_leaves_no_process_and_no_directory(
+    tmp_path, signals, moment, brokers
+):
     def running(what: str) -> int:
         return sum(what in line for line in command_lines(str(tmp_path)).values())
 
@@ -217,13 +218,13 @@ async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_pa
         else:
             await until(lambda: running(moment) == brokers)
         for number in signals:
-            # As a terminal does: to all processes of the group.
+            # To all processes of the group, like a terminal.
             os.killpg(owner.pid, number)
         told = (await owner.stderr.read()).decode()
         await owner.wait()
 
     assert ("KeyboardInterrupt" in told) == (signal.SIGINT in signals), told
-    if signals == [signal.SIGINT]:  # the owner has ended them; after the others the watchdog does
+    if signals == [signal.SIGINT]:  # the owner ends its brokers; after other signals, the watchdog does
         assert not command_lines(str(tmp_path))
     await until(lambda: not command_lines(str(tmp_path)))
     await until(lambda: not list(tmp_path.iterdir()))
@@ -233,7 +234,7 @@ async def test_an_owner_that_is_signalled_leaves_no_process_and_no_folder(tmp_pa
     "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
 )
 @pytest.mark.apache
-async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_folder(tmp_path):
+async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_directory(tmp_path):
     async with owner_of_brokers(tmp_path, 1, "leaves it running") as owner:
         assert await owner.stdout.readline() == b"up\n"
         assert await owner.stderr.read() == b""

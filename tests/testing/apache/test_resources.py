@@ -1,4 +1,4 @@
-"""The resources of one real Kafka, all of which are released."""
+"""The resources of one real Kafka and their release."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(resources.__file__).parents[3]
 
 @pytest.fixture
 def temporary() -> Iterator[Resources]:
-    """Return resources with a directory of their own."""
+    """Return resources with a temporary directory."""
     held = Resources(None)
     yield held
     held.release()
@@ -43,8 +43,8 @@ def test_releasing_ends_processes_frees_ports_and_removes_the_directory(temporar
 
     assert not is_alive(child)
     assert not temporary.directory.exists()
-    assert len(descriptors()) < len(before), "neither a socket nor a pipe to a process is left"
-    temporary.release()  # once more changes nothing
+    assert len(descriptors()) < len(before), "sockets or pipes to processes are left"
+    temporary.release()  # a second call changes nothing
 
 
 INTERRUPTED = """
@@ -79,7 +79,7 @@ async def test_a_second_ctrl_c_during_the_release_leaves_no_directory(tmp_path):
     await until(lambda: not list(tmp_path.iterdir()))
 
 
-def test_a_directory_that_was_chosen_is_made_and_stays(tmp_path):
+def test_a_chosen_directory_is_created_and_stays(tmp_path):
     held = Resources(tmp_path / "a" / "b")
     (held.directory / "data").write_text("kept")
 
@@ -88,7 +88,7 @@ def test_a_directory_that_was_chosen_is_made_and_stays(tmp_path):
     assert (tmp_path / "a" / "b" / "data").read_text() == "kept"
 
 
-def test_a_directory_has_one_cluster_id_for_ever(tmp_path):
+def test_the_cluster_id_of_a_directory_never_changes(tmp_path):
     ids = []
     for directory in (tmp_path / "one", tmp_path / "one", tmp_path / "other"):
         held = Resources(directory)
@@ -96,11 +96,11 @@ def test_a_directory_has_one_cluster_id_for_ever(tmp_path):
         held.release()
 
     assert ids[0] == ids[1] != ids[2]
-    assert len(ids[0]) == 22, "as Kafka's: 16 bytes in base 64, without padding"
+    assert len(ids[0]) == 22, "not 16 bytes in base 64 without padding, like Kafka's"
 
 
 def broker_with_log(directory: Path) -> ApacheBroker:
-    """A broker that has left data and a log behind."""
+    """A broker that has left data and a log."""
     broker = ApacheBroker(0, directory / "broker-0", {}, {})
     broker.data.mkdir(parents=True)
     (broker.data / "meta.properties").write_text("data")
@@ -108,7 +108,7 @@ def broker_with_log(directory: Path) -> ApacheBroker:
     return broker
 
 
-def test_logs_are_kept_without_the_data_and_the_sentence_says_where(temporary):
+def test_logs_are_kept_without_the_data_and_the_message_names_their_directory(temporary):
     broker, child = broker_with_log(temporary.directory), sleeper(temporary)
 
     told = temporary.release_but_logs([broker])
@@ -120,7 +120,7 @@ def test_logs_are_kept_without_the_data_and_the_sentence_says_where(temporary):
     temporary._discard_directory()
 
 
-def test_data_in_a_directory_that_was_chosen_stay_beside_the_logs(tmp_path):
+def test_data_in_a_chosen_directory_are_kept_with_the_logs(tmp_path):
     held = Resources(tmp_path)
     broker = broker_with_log(tmp_path)
 
@@ -129,12 +129,12 @@ def test_data_in_a_directory_that_was_chosen_stay_beside_the_logs(tmp_path):
     assert (broker.data / "meta.properties").exists()
 
 
-def test_without_a_log_nothing_is_kept_and_nothing_said(temporary):
+def test_without_a_log_nothing_is_kept_and_there_is_no_message(temporary):
     assert temporary.release_but_logs([]) is None
     assert not temporary.directory.exists()
 
 
-def test_a_directory_that_can_not_be_made_is_an_error_and_what_is_there_stays(tmp_path):
+def test_a_directory_that_can_not_be_created_is_an_error_and_existing_files_stay(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(OSError, match="file"):

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools: they run to completion or are ended, and return their output."""
+"""Kafka's own command-line tools: they run to completion or are killed, and return their output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ apache = pytest.mark.apache
 
 @pytest.fixture
 def kafka(apache_kafka: ApacheKafka) -> ApacheKafka:
-    """The shared broker: the tools only read from it, or topics of their own."""
+    """The shared broker: the tools only read from it, or use their own topics."""
     return apache_kafka
 
 
@@ -30,7 +30,7 @@ def kafka(apache_kafka: ApacheKafka) -> ApacheKafka:
     "Test clusters", "`ApacheKafka` has listeners, proxies, features, users and Kafka's own tools"
 )
 @apache
-async def test_kafkas_tools_run_and_tell(kafka):
+async def test_kafkas_tools_run_and_return_their_output(kafka):
     await kafka.create_topic("told", partitions=2)
     before = set(kafka.directory.glob("tool-*"))
 
@@ -48,7 +48,7 @@ async def test_kafkas_tools_run_and_tell(kafka):
 
 
 @apache
-async def test_a_tool_that_fails_is_reported_with_what_it_printed(kafka):
+async def test_a_tool_that_fails_is_reported_with_its_output(kafka):
     with pytest.raises(
         ApacheKafkaError, match=r"DumpLogSegments exited with 1:\n(?s:.*)This tool helps to parse a log file"
     ):
@@ -82,7 +82,7 @@ def of_tools(kafka: ApacheKafka) -> list[str]:
     return [line for line in lines if "DumpLogSegments" in line]
 
 
-# With a script for Java
+# With a script instead of Java
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def java(tmp_path: Path, script: str) -> JavaRuntime:
     return JavaRuntime(str(executable), "all.jar")
 
 
-async def test_only_what_a_tool_prints_to_stdout_is_returned_and_no_file_stays(held, tmp_path):
+async def test_only_the_standard_output_of_a_tool_is_returned_and_no_file_is_left(held, tmp_path):
     runtime = java(
         tmp_path, "printf 'Fl\\303\\274ge\\377 '; echo warning >&2; shift $(($# - 3)); echo \"$@\""
     )
@@ -110,7 +110,7 @@ async def test_only_what_a_tool_prints_to_stdout_is_returned_and_no_file_stays(h
     assert list(held.directory.glob("tool-*")) == []
 
 
-async def test_a_tool_that_fails_is_told_with_both_of_its_outputs_which_stay(held, tmp_path):
+async def test_a_tool_that_fails_is_reported_with_both_of_its_outputs_which_are_kept(held, tmp_path):
     runtime = java(tmp_path, "echo progress; echo the reason >&2; exit 3")
 
     with pytest.raises(ApacheKafkaError, match=r"a\.Tool exited with 3:\nprogress\nthe reason"):
@@ -119,7 +119,7 @@ async def test_a_tool_that_fails_is_told_with_both_of_its_outputs_which_stay(hel
     assert sorted(path.name for path in held.directory.glob("tool-*")) == ["tool-1.log", "tool-1.out"]
 
 
-async def test_tools_at_the_same_time_do_not_mix_their_outputs(held, tmp_path):
+async def test_concurrent_tools_do_not_mix_their_outputs(held, tmp_path):
     runtime = java(tmp_path, 'shift $(($# - 1)); echo "$@"')
 
     printed = await asyncio.gather(*(run_tool(runtime, held, "a.Tool", [name], 30) for name in "abc"))
@@ -127,7 +127,7 @@ async def test_tools_at_the_same_time_do_not_mix_their_outputs(held, tmp_path):
     assert printed == ["a\n", "b\n", "c\n"]
 
 
-async def test_a_tool_that_has_no_time_left_is_killed(held, tmp_path):
+async def test_a_tool_that_exceeds_its_time_limit_is_killed(held, tmp_path):
     runtime = java(tmp_path, "while :; do sleep 0.05; done")
 
     with pytest.raises(ApacheKafkaError, match=r"a\.Tool did not end in 0\.05 s"):

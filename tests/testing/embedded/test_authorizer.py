@@ -58,7 +58,7 @@ def test_a_rule_covers_its_operation_resource_name_and_principal_and_nothing_els
     asked = {
         ("User:alice", Operation.WRITE, ResourceType.TOPIC, "t"): DENIED_TOPIC,
         ("User:bob", Operation.WRITE, ResourceType.TOPIC, "t"): None,
-        # As in Kafka, who may not write may still know that the topic is there.
+        # As in Kafka, a principal without the right to write may still describe the topic.
         ("User:alice", Operation.DESCRIBE, ResourceType.TOPIC, "t"): None,
         ("User:alice", Operation.WRITE, ResourceType.TOPIC, "u"): None,
         ("User:alice", Operation.WRITE, ResourceType.TRANSACTIONAL_ID, "t"): None,
@@ -67,7 +67,7 @@ def test_a_rule_covers_its_operation_resource_name_and_principal_and_nothing_els
     assert {one: authorizer.refusal(*one) for one in asked} == asked
 
 
-def test_a_rule_for_all_operations_all_names_and_anybody_covers_everything():
+def test_a_rule_for_all_operations_names_and_principals_covers_everything():
     authorizer = Authorizer()
     authorizer.deny(Operation.ALL, transactional_id="*")
 
@@ -95,7 +95,7 @@ def test_a_rule_can_be_withdrawn():
     assert [authorizer.refusal(*one) for one in asked] == [None, None]
 
 
-def test_a_rule_that_makes_no_sense_is_refused():
+def test_an_invalid_rule_is_rejected():
     authorizer = Authorizer()
     with pytest.raises(ValueError, match="takes one of topic="):
         authorizer.deny(Operation.WRITE)
@@ -110,7 +110,7 @@ def test_a_rule_that_makes_no_sense_is_refused():
 
 @pytest.mark.promise("Test clusters", "the embedded cluster has a scripted authorizer, per principal")
 @pytest.mark.parametrize("version", [3, 9, 12])
-async def test_produce_refuses_only_the_partitions_that_may_not_be_written_to(version):
+async def test_produce_rejects_only_the_partitions_without_the_right_to_write(version):
     async with EmbeddedCluster(topics={"t": 2, "u": 2}) as cluster, RawClient(address(cluster)) as client:
         cluster.authorizer.deny(Operation.WRITE, topic="u")
         cluster.authorizer.deny(Operation.WRITE, topic="missing")
@@ -120,13 +120,13 @@ async def test_produce_refuses_only_the_partitions_that_may_not_be_written_to(ve
         assert errors_of(await client.ask(request, version)) == {
             **{("t", 0): 0, ("t", 1): 0},
             **{("u", 0): DENIED_TOPIC, ("u", 1): DENIED_TOPIC},
-            # Nobody learns from an error which topics there are.
+            # The error does not reveal which topics exist.
             **{("missing", 0): DENIED_TOPIC, ("gone", 0): UNKNOWN},
         }
         assert (len(cluster.records("t")), len(cluster.records("u"))) == (2, 0)
 
 
-async def test_produce_by_topic_id_is_refused_as_well():
+async def test_produce_by_topic_id_is_also_rejected():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.authorizer.deny(Operation.WRITE, topic="t")
         request = produce_request({("", 0): batch_of(b"a")})
@@ -148,7 +148,7 @@ async def test_produce_with_acks_0_that_is_denied_closes_the_connection():
 
 
 @pytest.mark.parametrize(("versions", "error"), [("2.7", DENIED_CLUSTER), ("2.8", 0), ("4.1", 0)])
-async def test_idempotent_writes_need_the_cluster_before_2_8(versions, error):
+async def test_idempotent_writes_need_the_right_on_the_cluster_before_2_8(versions, error):
     async with EmbeddedCluster(topics={"t": 1}, versions=versions) as cluster:
         cluster.authorizer.deny(Operation.IDEMPOTENT_WRITE, cluster=True)
         async with RawClient(address(cluster)) as client:
@@ -179,7 +179,7 @@ async def test_a_producer_id_needs_the_right_to_write_to_any_topic_since_2_8():
         assert await init_producer_id(client) == 0
 
 
-async def test_a_producer_id_needs_the_cluster_before_2_8():
+async def test_a_producer_id_needs_the_right_on_the_cluster_before_2_8():
     async with EmbeddedCluster(versions="2.7") as cluster, RawClient(address(cluster)) as client:
         assert await init_producer_id(client) == 0
         cluster.authorizer.deny(Operation.IDEMPOTENT_WRITE, cluster=True)
@@ -206,7 +206,7 @@ async def test_a_transactional_id_that_is_denied_gets_no_producer_id_and_no_coor
 
 
 @pytest.mark.promise("Test clusters", "the embedded cluster has a scripted authorizer, per principal")
-def test_added_partitions_are_refused_together():
+def test_added_partitions_are_rejected_together():
     cluster = EmbeddedCluster()
     for name in ("t", "u"):
         cluster.create_topic(name, 2)
@@ -257,7 +257,7 @@ async def test_metadata_hides_topics_that_may_not_be_described():
         assert (hidden.error_code, hidden.name, hidden.topic_id) == (DENIED_TOPIC, None, topic_id)
 
 
-async def test_no_topic_is_created_for_those_who_may_not():
+async def test_no_topic_is_created_without_the_right_to_do_so():
     async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
 
         async def created(name: str) -> list[int]:
@@ -276,7 +276,7 @@ async def test_no_topic_is_created_for_those_who_may_not():
         assert list(cluster.topics) == ["a", "b"]
 
 
-async def test_consumers_may_be_denied_too():
+async def test_consumers_may_also_be_denied():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         partition = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000)
         fetch = FetchRequest(topics=[FetchRequest.FetchTopic(topic="t", partitions=[partition])])
@@ -304,7 +304,7 @@ async def test_consumers_may_be_denied_too():
 # Principals
 
 
-async def test_a_connection_that_has_not_said_who_it_is_belongs_to_anonymous():
+async def test_an_unauthenticated_connection_belongs_to_anonymous():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.authorizer.deny(Operation.WRITE, topic="t", principal="User:alice")
         assert (await client.produce(batch_of(b"a"))).error_code == 0

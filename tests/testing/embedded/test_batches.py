@@ -10,7 +10,7 @@ from tests.support import oracle
 from tests.support.raw_client import NOW
 
 
-def test_a_batch_of_a_broker_is_what_the_slow_encoder_writes():
+def test_a_batch_of_a_broker_equals_that_of_the_slow_encoder():
     records = [(b"k", b"v"), (b"", None), (b"key" * 50, b"value" * 50)]
 
     written = encode_batch(records, NOW, producer_id=9, producer_epoch=2, base_sequence=5)

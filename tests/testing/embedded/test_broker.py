@@ -33,7 +33,7 @@ async def test_a_request_above_the_ceiling_closes_the_connection(versions, versi
         assert cluster.records("t") == []
 
 
-async def test_bytes_that_are_no_request_close_the_connection():
+async def test_bytes_that_are_not_a_request_close_the_connection():
     async with EmbeddedCluster() as cluster:
         for garbage in (
             b"GET / HTTP/1.1\r\n\r\n",
@@ -52,7 +52,7 @@ async def test_bytes_that_are_no_request_close_the_connection():
 @pytest.mark.promise(
     "Test clusters", "brokers stop, freeze, change their release; leaders and in-sync replicas move"
 )
-async def test_a_frozen_broker_keeps_quiet_until_it_thaws():
+async def test_a_frozen_broker_does_not_answer_until_it_thaws():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster:
         async with RawClient(address(cluster, 0)) as client, RawClient(address(cluster, 1)) as other:
             await client.metadata("t")
@@ -62,7 +62,7 @@ async def test_a_frozen_broker_keeps_quiet_until_it_thaws():
             async with RawClient(address(cluster, 0)) as late:
                 wanted = MetadataRequest(topics=[])
                 late_id = late.send(wanted, 12)
-                # The other broker answers, and still names the frozen one.
+                # The other broker answers, and its metadata still contain the frozen one.
                 for _ in range(3):
                     assert len((await other.metadata("t")).brokers) == 2
                 assert cluster.records("t") == []
@@ -87,7 +87,7 @@ async def test_a_broker_that_is_frozen_can_be_stopped():
 
 @pytest.mark.parametrize("start", BrokerState)
 @pytest.mark.parametrize("to", BrokerState)
-async def test_a_broker_changes_state_by_the_table_only(start, to):
+async def test_a_broker_changes_its_state_only_as_in_the_table(start, to):
     async with EmbeddedCluster() as cluster:
         broker = cluster.broker(0)
         starting = asyncio.create_task(asyncio.sleep(0))
@@ -102,7 +102,7 @@ async def test_a_broker_changes_state_by_the_table_only(start, to):
 
         async def change() -> None:
             if to is BrokerState.STARTING and start is not BrokerState.STOPPED:
-                await broker.start()  # refused at once
+                await broker.start()  # raises at once
             elif to is BrokerState.STARTING:
                 asking = asyncio.create_task(broker.start())
                 await asyncio.sleep(0)
@@ -125,16 +125,16 @@ async def test_a_broker_changes_state_by_the_table_only(start, to):
             with pytest.raises(RuntimeError, match=f"broker 0 is {start.value}"):
                 await change()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
-        # Whoever stops a broker that is starting tells so whoever starts it.
+        # If a broker is stopped while it starts, its start fails.
         stopped = (start, to) == (BrokerState.STARTING, BrokerState.STOPPED)
         assert isinstance(failure, RuntimeError) is stopped
 
 
-async def test_metadata_names_a_broker_once_it_can_be_connected_to():
+async def test_metadata_names_a_broker_only_once_it_accepts_connections():
     async with EmbeddedCluster(2) as cluster:
         await cluster.stop_broker(0)
         starting = asyncio.create_task(cluster.start_broker(0))
-        while len(cluster.alive()) < 2:  # noqa: ASYNC110  # the very round in which it is named
+        while len(cluster.alive()) < 2:  # noqa: ASYNC110  # the first iteration in which metadata contain it
             await asyncio.sleep(0)
         async with RawClient(address(cluster)) as client:
             await client.metadata()
@@ -144,7 +144,7 @@ async def test_metadata_names_a_broker_once_it_can_be_connected_to():
 @pytest.mark.promise(
     "Test clusters", "brokers stop, freeze, change their release; leaders and in-sync replicas move"
 )
-async def test_a_broker_can_come_back_as_another_release():
+async def test_a_broker_can_restart_as_another_release():
     async with EmbeddedCluster(versions="2.8") as cluster:
         await cluster.stop_broker(0)
         await cluster.start_broker(0, versions="4.1")
@@ -154,7 +154,7 @@ async def test_a_broker_can_come_back_as_another_release():
         assert response.api_keys[0].max_version == 13
 
 
-async def test_the_next_request_of_a_connection_is_read_when_the_answer_to_the_last_has_left():
+async def test_the_next_request_of_a_connection_is_read_after_the_last_one_is_answered():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         release = asyncio.Event()
         fault = cluster.faults.add(ApiKey.PRODUCE, hold=release)
@@ -164,7 +164,7 @@ async def test_the_next_request_of_a_connection_is_read_when_the_answer_to_the_l
             for _ in range(3):
                 await other.ask(MetadataRequest(topics=[]), 12)
 
-        # Other connections are served, but of this one nothing more has been read.
+        # Other connections are served, but no further request of this one has been read.
         assert len(cluster.requests_of(ApiKey.PRODUCE)) == 1
         assert len(cluster.records("t")) == 1
         release.set()
@@ -174,13 +174,13 @@ async def test_the_next_request_of_a_connection_is_read_when_the_answer_to_the_l
 
 
 async def test_a_connection_that_was_just_accepted_is_cut_when_the_broker_stops():
-    """asyncio forgets to close it if its server is closed before its transport is made."""
+    """asyncio does not close a connection if the server is closed before the connection has a transport."""
     loop = asyncio.get_running_loop()
     async with EmbeddedCluster(1) as cluster:
         broker = cluster.broker(0)
         with socket.create_connection((broker.host, broker.port)) as client:
             client.setblocking(False)
-            # In the next turn, after the loop has accepted the connection and before it makes the transport.
+            # In the next iteration, after the loop has accepted the connection and before it creates the transport.
             loop.call_soon(loop.call_soon, broker.halt)
             async with asyncio.timeout(TIMEOUT):
                 with contextlib.suppress(ConnectionResetError):

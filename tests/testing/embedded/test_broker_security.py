@@ -33,12 +33,12 @@ USERS = {"alice": "alice-secret", "bob": "bob-secret"}
 VALUES = [b"%d" % number for number in range(20)]
 
 
-# -------------------------------------------------------------------------------------------------- others' clients
+# --------------------------------------------------------------------------------------------------- other clients
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-async def test_librdkafka_gets_in_by_user_and_password(tmp_path: Path, protocol, mechanism):
+async def test_librdkafka_connects_with_user_and_password(tmp_path: Path, protocol, mechanism):
     security = Security(
         tls=server_context() if protocol == "SASL_SSL" else None, mechanisms=[mechanism], users=USERS
     )
@@ -58,7 +58,7 @@ async def test_librdkafka_gets_in_by_user_and_password(tmp_path: Path, protocol,
     assert set(security.authentications) == {("User:alice", mechanism)}
 
 
-async def test_librdkafka_gets_in_by_a_certificate(tmp_path: Path):
+async def test_librdkafka_connects_with_a_certificate(tmp_path: Path):
     leaf = client_certificate("alice")
     settings = {
         "security.protocol": "SSL",
@@ -73,7 +73,7 @@ async def test_librdkafka_gets_in_by_a_certificate(tmp_path: Path):
         assert failed == []
 
 
-async def test_a_client_without_a_certificate_hears_why_it_is_refused(tmp_path: Path):
+async def test_a_client_without_a_certificate_gets_the_reason_of_the_rejection(tmp_path: Path):
     """The rejection is the TLS alert, which arrives after the client has finished the handshake."""
     context = ssl.create_default_context(cadata=authority_pem())
     async with EmbeddedCluster(security=Security(tls=server_context(wants_certificate=True))) as cluster:
@@ -91,7 +91,7 @@ class Tokens(AbstractTokenProvider):
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"])
-async def test_aiokafka_gets_in(mechanism):
+async def test_aiokafka_connects(mechanism):
     security = Security(tls=server_context(), mechanisms=[mechanism], users=USERS)
     who = {"sasl_plain_username": "alice", "sasl_plain_password": "alice-secret"}
     if mechanism == "OAUTHBEARER":
@@ -152,7 +152,7 @@ async def test_everything_is_served_after_authentication():
         await client.metadata("t")
 
 
-async def test_a_wrong_password_is_told_so_and_an_unknown_mechanism_gets_the_list():
+async def test_a_wrong_password_gets_an_error_message_and_an_unknown_mechanism_the_list_of_mechanisms():
     async with cluster_of() as cluster, RawClient(address(cluster)) as client:
         answer = await client.ask(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
         assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
@@ -165,7 +165,7 @@ async def test_a_wrong_password_is_told_so_and_an_unknown_mechanism_gets_the_lis
         assert cluster.security.failures == 1
 
 
-async def test_a_cluster_without_sasl_says_so():
+async def test_a_cluster_without_sasl_rejects_sasl_requests():
     async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
         answer = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
         assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
@@ -173,7 +173,7 @@ async def test_a_cluster_without_sasl_says_so():
         assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
 
 
-async def test_a_session_that_is_over_serves_nothing_but_an_authentication_anew(monkeypatch):
+async def test_an_expired_session_serves_only_reauthentication(monkeypatch):
     monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
     async with cluster_of(session_lifetime=30 * MS) as cluster:
         async with RawClient(address(cluster)) as client:
@@ -186,7 +186,7 @@ async def test_a_session_that_is_over_serves_nothing_but_an_authentication_anew(
             assert await client.is_closed()
 
 
-async def test_an_authentication_anew_has_to_be_of_the_same_principal_and_mechanism(monkeypatch):
+async def test_a_reauthentication_must_have_the_same_principal_and_mechanism(monkeypatch):
     monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
     async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
         await authenticated(client)
@@ -199,14 +199,14 @@ async def test_an_authentication_anew_has_to_be_of_the_same_principal_and_mechan
         assert "Cannot change principals" in answer.error_message
 
 
-async def test_an_authentication_anew_within_a_second_is_refused():
+async def test_a_reauthentication_within_a_second_is_rejected():
     async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
         await authenticated(client)
         answer = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
         assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
 
 
-async def test_a_client_that_does_not_know_of_sessions_is_not_ended():
+async def test_a_client_that_does_not_know_sessions_is_not_disconnected():
     async with cluster_of(session_lifetime=10 * MS) as cluster, RawClient(address(cluster)) as client:
         await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
         await client.ask(plain(), 0)

@@ -21,7 +21,7 @@ from tests.support.raw_client import NOW
 
 T = TypeVar("T")
 
-WAIT = 30.0  # seconds; more than any of this takes on a slow machine
+WAIT = 30.0  # seconds; longer than any step takes on a slow machine
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -51,7 +51,7 @@ def librdkafka_consumes(servers: str, partitions: int, count: int) -> list[confl
             "bootstrap.servers": servers,
             "group.id": "readers",
             "enable.auto.commit": False,
-            "fetch.wait.max.ms": 20,  # the watermarks are asked for behind it
+            "fetch.wait.max.ms": 20,  # the request for the watermarks waits for the fetch
         }
     )
     try:
@@ -102,7 +102,7 @@ async def test_librdkafka_produces_and_consumes(versions, codec):
         assert await in_thread(lambda: librdkafka_produces(servers, values, **settings)) == []
 
         assert sorted(record.value for record in cluster.records("t")) == sorted(values)
-        # librdkafka sends a batch of few records as it is, if it does not shrink.
+        # librdkafka does not compress small batches that would not shrink.
         headers = [batch.header for partition in range(4) for batch in cluster.batches("t", partition)]
         codecs = {header.codec.name.lower() for header in headers if header.record_count >= 20}
         assert codecs == {codec}
@@ -111,7 +111,7 @@ async def test_librdkafka_produces_and_consumes(versions, codec):
         assert sorted(message.value() for message in found) == sorted(values)
 
 
-async def test_librdkafka_loses_and_doubles_nothing_when_answers_get_lost():
+async def test_librdkafka_loses_and_duplicates_nothing_when_answers_get_lost():
     values = [b"value %d" % number for number in range(300)]
     async with EmbeddedCluster(3, topics={"t": 2}) as cluster:
         cluster.faults.add(ApiKey.PRODUCE, drop_after_append=True, topic="t", partition=0)
@@ -126,7 +126,7 @@ async def test_librdkafka_loses_and_doubles_nothing_when_answers_get_lost():
         assert len(cluster.records("t")) == len(values)
 
 
-async def test_librdkafka_reports_what_the_broker_refuses():
+async def test_librdkafka_reports_records_that_the_broker_rejects():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         cluster.faults.add(ApiKey.PRODUCE, error=10, count=1)
         servers = cluster.bootstrap_servers
@@ -180,7 +180,7 @@ async def test_aiokafka_creates_a_topic_on_demand_and_follows_its_leader():
 
 @asynccontextmanager
 async def aiokafka_member(servers: str) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
-    """A member of the group "g", from the beginning of topic t."""
+    """A member of the group "g" that reads topic t from the beginning."""
     consumer = aiokafka.AIOKafkaConsumer(
         "t",
         bootstrap_servers=servers,
@@ -197,7 +197,7 @@ async def aiokafka_member(servers: str) -> AsyncIterator[aiokafka.AIOKafkaConsum
 
 
 async def next_two(consumer: aiokafka.AIOKafkaConsumer) -> set[int]:
-    """Read two records; their partitions."""
+    """Read two records and return their partitions."""
     return {(await anext(consumer)).partition for _ in range(2)}
 
 
@@ -232,7 +232,7 @@ async def test_aiokafka_consumers_share_a_topic_as_a_group(versions):
 
 
 def librdkafka_reads_as_member(servers: str, strategy: str, count: int) -> tuple[list[bytes | None], str]:
-    """Read `count` records of topic t as a member of the group "g", commit and leave; the member id, too."""
+    """Read `count` records of topic t as a member of the group "g", commit and leave; return values and member id."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": servers,
@@ -262,7 +262,7 @@ def librdkafka_reads_as_member(servers: str, strategy: str, count: int) -> tuple
 @pytest.mark.parametrize(
     ("versions", "strategy"), [("2.1", "range"), ("2.8", "roundrobin"), ("4.3", "cooperative-sticky")]
 )
-async def test_librdkafka_reads_as_a_member_of_a_group_and_goes_on_where_it_left(versions, strategy):
+async def test_librdkafka_reads_as_a_member_of_a_group_and_continues_at_its_last_offset(versions, strategy):
     async with EmbeddedCluster(3, topics={"t": 4}, versions=versions) as cluster:
         servers = cluster.bootstrap_servers
         await write(servers, our_records()[:10])
@@ -277,11 +277,11 @@ async def test_librdkafka_reads_as_a_member_of_a_group_and_goes_on_where_it_left
     assert second == [record.value for record in our_records()[10:13]]
 
 
-# What our producer wrote
+# Records of our producer
 
 
 def our_records() -> list[ProducerRecord]:
-    """Records of every shape that could be lost."""
+    """Records with all kinds of keys, values and headers."""
     some = [None, b"", b"plain", bytes(range(256))]
     return [
         ProducerRecord(

@@ -18,17 +18,17 @@ CASE_MODULES = [
         "batches codecs records idempotence targets metadata producers new_topics reading groups connections".split()
     )
 ]
-# They are no test modules, but they assert.
+# pytest does not rewrite the assertions of these modules by itself, because they are not test modules.
 pytest.register_assert_rewrite(*(name for name in CASE_MODULES if name not in sys.modules))
 for name in CASE_MODULES:
     importlib.import_module(name)  # fills CASES
 
 EMBEDDED, REAL = "embedded", "real"
 KAFKAS = {"apache_kafka": "4.3", "apache_kafka_39": "3.9"}
-"""The real brokers by their fixtures."""
+"""The fixtures of real brokers, with their releases."""
 
 ran: set[tuple[str, str, str]] = set()
-"""Kind and release of a cluster, and the name of a case that has run on it to its end."""
+"""The cases that have run to their end: kind and release of the cluster, and name of the case."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ each_case = pytest.mark.parametrize("one", CASES.values(), ids=lambda one: one.n
 )
 @pytest.mark.apache
 @each_case
-async def test_a_real_kafka_answers_as_the_case_says(one: Case, apache: Target):
+async def test_a_real_kafka_answers_as_in_the_case(one: Case, apache: Target):
     await apache.check(one)
     ran.add((REAL, apache.release, one.name))
 
@@ -71,7 +71,7 @@ async def test_the_embedded_broker_answers_as_kafka_does(one: Case, release: str
 
 
 def chosen(item: pytest.Item) -> tuple[str, str, str] | None:
-    """The cluster and the case of a test; None if it is of another kind."""
+    """The cluster and the case of a test; None for other tests."""
     if isinstance(item, pytest.Function) and item.module.__name__.endswith("test_conformance"):
         if hasattr(item, "callspec") and "one" in item.callspec.params:
             params = item.callspec.params
@@ -82,7 +82,7 @@ def chosen(item: pytest.Item) -> tuple[str, str, str] | None:
 
 
 def is_whole(request: pytest.FixtureRequest) -> bool:
-    """Whether no test of this module was left out: by -k or the like, or because others were named."""
+    """Whether all tests of this module run: none is deselected (e.g. by -k), and no single tests are selected."""
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
     left_out = [item for item in reporter.stats.get("deselected", []) if item.path == request.path]
     return not left_out and not any("::" in argument for argument in request.config.args)
@@ -94,7 +94,7 @@ def is_whole(request: pytest.FixtureRequest) -> bool:
 def test_at_least_60_cases_ran_on_every_cluster(request: pytest.FixtureRequest):
     wanted = {found for found in map(chosen, request.session.items) if found is not None}
     if any(kind == REAL for kind, _, _ in wanted):
-        request.getfixturevalue("apache_kafka")  # skips where it can't run; then nothing of it has run
+        request.getfixturevalue("apache_kafka")  # skips if Kafka can't run: then no case has run on it
 
     assert len(CASES) >= 60
     assert ran == wanted

@@ -32,7 +32,7 @@ def fetch_request(
     partition_max_bytes: int = 1 << 20,
     leader_epoch: int = -1,
 ) -> FetchRequest:
-    """Partition 0, 1, ... of topic t from these offsets on."""
+    """A request for partitions 0, 1, ... of topic t from these offsets."""
     partitions = [
         FetchRequest.FetchPartition(
             partition=partition,
@@ -78,7 +78,7 @@ async def test_every_fetch_version_returns_whole_batches(version):
 
 
 @pytest.mark.promise("Test clusters", "a fetch returns no cut-off batch without a whole one before it")
-async def test_sizes_are_respected_but_for_the_first_batch():
+async def test_size_limits_are_respected_except_for_the_first_batch():
     async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         for partition in (0, 0, 1):
             await client.produce(batch_of(b"x" * 1000), partition=partition)
@@ -89,13 +89,13 @@ async def test_sizes_are_respected_but_for_the_first_batch():
         assert [base_offsets(answer) for answer in small] == [[0], []]
         each = await fetch(client, fetch_request(0, 0, partition_max_bytes=1100))
         assert [len(answer.records or b"") for answer in each] == [1100, 1070]
-        # A consumer takes a batch that is cut off, with none before it, for one that it can never read.
+        # If the first batch were cut off, the consumer would assume that it can never read the batch.
         tiny = await fetch(client, fetch_request(0, 0, partition_max_bytes=1000))
         assert [base_offsets(answer) for answer in tiny] == [[0], []]
         assert [len(answer.records or b"") for answer in tiny] == [1070, 0]
 
 
-async def test_a_fetch_waits_for_an_append_without_asking_again_and_again(monkeypatch):
+async def test_a_fetch_waits_for_an_append_without_polling(monkeypatch):
     reads = 0
     read = _Reading._read
 
@@ -189,7 +189,7 @@ async def test_list_offsets(version):
         assert found == [(4, -1), (2, -1), (2, NOW + 100), (2, NOW + 100), (-1, -1), *newest]
 
 
-async def test_list_offsets_of_a_partition_that_is_led_elsewhere():
+async def test_list_offsets_of_a_partition_with_another_leader():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         wanted = [
             ListOffsetsRequest.ListOffsetsPartition(partition_index=index, timestamp=-1) for index in (1, 5)
@@ -202,7 +202,7 @@ async def test_list_offsets_of_a_partition_that_is_led_elsewhere():
         assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-async def test_a_leader_lists_the_producers_that_its_log_remembers():
+async def test_a_leader_lists_the_producers_in_its_log():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         for sequence, values in ((0, (b"a", b"b")), (2, (b"c",))):
             batch = batch_of(*values, producer_id=7, epoch=3, sequence=sequence)

@@ -1,4 +1,4 @@
-"""Batches are unpacked as strictly as a producer should write, or as leniently as Kafka reads."""
+"""Batches are decompressed as strictly as producers should write, or as leniently as Kafka reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKED = (Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD)
 
 
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_broker_unpacks_what_a_producer_packs(codec: Codec):
+def test_a_broker_decompresses_what_a_producer_compresses(codec: Codec):
     unpacked = encode_records([OracleRecord(NOW, b"k", b"v" * 1000)])
     packed = compressor(codec, None)(unpacked)
 
@@ -24,7 +24,7 @@ def test_a_broker_unpacks_what_a_producer_packs(codec: Codec):
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.ZSTD])
-def test_a_broker_goes_on_with_a_second_part(codec: Codec):
+def test_a_broker_also_decompresses_a_second_part(codec: Codec):
     pack = compressor(codec, None)
 
     assert decompress_as_broker(codec, pack(b"a" * 2000) + pack(b"b")) == b"a" * 2000 + b"b"

@@ -73,7 +73,7 @@ async def test_nothing_is_left_when_a_test_fails_in_the_middle():
     assert asyncio.all_tasks() == before
 
 
-async def test_nothing_is_left_of_a_client_that_connects_while_the_cluster_stops():
+async def test_a_client_that_connects_while_the_cluster_stops_leaves_nothing_behind():
     before = asyncio.all_tasks()
     async with EmbeddedCluster() as cluster:
         connecting = [
@@ -88,7 +88,7 @@ async def test_nothing_is_left_of_a_client_that_connects_while_the_cluster_stops
     assert asyncio.all_tasks() == before
 
 
-async def test_a_port_that_is_taken_leaves_nothing_running():
+async def test_a_port_that_is_in_use_leaves_nothing_running():
     async with EmbeddedCluster(2) as first:
         port = first.nodes[1].port
         second = EmbeddedCluster(2, port=port - 1)
@@ -104,7 +104,7 @@ async def test_ports_follow_the_first_one():
         assert second.bootstrap_servers == f"127.0.0.1:{port}"
 
 
-def test_numbers_that_make_no_sense_are_refused():
+def test_invalid_arguments_are_rejected():
     for wrong in (
         {"brokers": 0},
         {"versions": "0.9"},
@@ -116,7 +116,7 @@ def test_numbers_that_make_no_sense_are_refused():
             EmbeddedCluster(**wrong)
 
 
-async def test_a_topic_that_makes_no_sense_leaves_nothing_running():
+async def test_an_invalid_topic_leaves_nothing_running():
     cluster = EmbeddedCluster(topics={"t": 0})
     with pytest.raises(ValueError, match="can't be created"):
         await cluster.start()

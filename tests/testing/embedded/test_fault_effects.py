@@ -49,7 +49,7 @@ async def test_a_leader_moves_after_the_append():
         assert len(cluster.records("t")) == 1
 
 
-async def test_leaders_of_all_partitions_meant_move_whatever_the_request_is_about():
+async def test_the_leaders_of_all_partitions_of_a_fault_move_whatever_the_request_is_about():
     async with EmbeddedCluster(3, topics={"t": 4, "u": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.METADATA, move_leader_to=2, topic="t")
         described = (await client.metadata("t", "u")).topics
@@ -107,7 +107,7 @@ async def test_a_broker_that_is_started_before_its_time_does_not_start_twice():
     assert cluster.failures == []
 
 
-async def test_a_port_that_is_taken_when_a_broker_comes_back_is_told_at_the_end():
+async def test_a_port_that_is_in_use_when_a_broker_comes_back_is_reported_at_the_end():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster:
         async with RawClient(address(cluster)) as client:
             cluster.faults.add(ApiKey.PRODUCE, down_for=200 * MS)
@@ -152,7 +152,7 @@ async def test_a_broker_freezes_with_the_request_and_thaws_by_itself(after_appen
             assert len(cluster.records("t")) == 1
 
 
-async def test_a_broker_that_freezes_for_ever_thaws_when_the_test_says_so():
+async def test_a_broker_that_is_frozen_for_ever_thaws_on_request():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         fault = cluster.faults.add(ApiKey.PRODUCE, freeze_for=math.inf)
         answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
@@ -176,11 +176,11 @@ async def test_a_broker_that_is_thawed_early_does_not_thaw_twice():
         assert (await answer).error_code == 0
 
 
-# Frozen and noticed
+# Fenced after freezing
 
 
 @pytest.mark.promise("Test clusters", "a frozen follower holds up acks=all until it is fenced")
-async def test_a_frozen_follower_holds_up_acks_all_until_it_is_fenced():
+async def test_a_frozen_follower_delays_acks_all_until_it_is_fenced():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.freeze_broker(2, fenced_after=200 * MS)
         answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
@@ -198,7 +198,7 @@ async def test_a_frozen_follower_holds_up_acks_all_until_it_is_fenced():
         assert len(cluster.alive()) == 3
 
 
-async def test_a_frozen_leader_that_is_fenced_hands_over():
+async def test_a_frozen_leader_that_is_fenced_loses_its_partitions():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster, 1)) as client:
         cluster.freeze_broker(0, fenced_after=5 * MS)
         await until(lambda: cluster.leader("t", 0) == 1, TIMEOUT)
@@ -214,7 +214,7 @@ async def test_a_frozen_leader_that_is_fenced_hands_over():
     "a broker that was fenced leads and follows again when it thaws, including topics that were created "
     "meanwhile",
 )
-async def test_a_fenced_broker_gets_what_was_made_without_it_when_it_thaws():
+async def test_a_fenced_broker_that_thaws_gets_topics_created_meanwhile():
     async with EmbeddedCluster(2) as cluster:
         cluster.freeze_broker(1, fenced_after=5 * MS)
         await until(lambda: len(cluster.alive()) == 1, TIMEOUT)
@@ -243,7 +243,7 @@ async def test_a_broker_that_thaws_in_time_is_not_fenced():
         assert (cluster.partition("t", 0).isr, len(cluster.alive())) == ([0, 1], 2)
 
 
-async def test_a_frozen_follower_that_nobody_notices_counts_as_up_to_date():
+async def test_a_frozen_follower_that_is_not_fenced_counts_as_up_to_date():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.freeze_broker(1)
 
@@ -296,7 +296,7 @@ async def test_an_answer_can_be_cut_off_before_its_first_byte():
 @pytest.mark.promise(
     "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
 )
-async def test_all_that_one_fault_asks_for_happens_to_the_same_request():
+async def test_all_effects_of_one_fault_apply_to_the_same_request():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         loop = asyncio.get_running_loop()
         throttle_ms = int(20 * MS * 1000)
@@ -326,7 +326,7 @@ async def test_all_that_one_fault_asks_for_happens_to_the_same_request():
         assert (len(cluster.records("t", 0)), cluster.leader("t", 0)) == (2, 1)
 
 
-async def test_faults_of_different_partitions_befall_the_same_request():
+async def test_faults_of_different_partitions_apply_to_the_same_request():
     async with EmbeddedCluster(2, topics={"t": 3}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.PRODUCE, move_leader_to=1, topic="t", partition=0)
         cluster.faults.add(ApiKey.PRODUCE, error=5, topic="t", partition=2)
@@ -366,11 +366,11 @@ async def test_a_scripted_move_that_is_impossible_fails_with_the_brokers_state(
     assert "a bug" not in caplog.text
 
 
-# Each alone
+# Single effects
 
 
 class Pieces:
-    """A writer that stores the pieces that it receives."""
+    """A writer that stores the pieces that are written to it."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -382,7 +382,7 @@ class Pieces:
         self.write(b"".join(segments))
 
     async def drain(self) -> None:
-        """Everything is always sent."""
+        """Return at once: everything has been sent."""
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ class Pieces:
         ({"truncate": 5, "trickle": 2}, [b"ab", b"cd", b"e"]),
     ],
 )
-async def test_an_answer_is_written_in_the_pieces_that_the_script_wants(wishes, written):
+async def test_an_answer_is_written_in_the_scripted_pieces(wishes, written):
     fault = FaultScript().add(ApiKey.PRODUCE, **wishes)
     writer = Pieces()
 
@@ -411,7 +411,7 @@ async def test_an_answer_is_written_in_the_pieces_that_the_script_wants(wishes, 
     assert writer.written == written
 
 
-async def test_of_two_faults_the_shorter_end_of_the_answer_counts():
+async def test_of_two_faults_that_truncate_the_shorter_answer_counts():
     script = FaultScript()
     faults = [script.add(ApiKey.PRODUCE, truncate=size, partition=size) for size in (4, 2)]
     writer = Pieces()
@@ -422,11 +422,11 @@ async def test_of_two_faults_the_shorter_end_of_the_answer_counts():
     assert writer.written == [b"ab"]
 
 
-def test_a_request_that_is_dropped_keeps_its_partitions_and_not_their_records():
+def test_a_dropped_request_keeps_its_partitions_but_not_their_records():
     request = produce_request({("t", 0): batch_of(b"a"), ("u", 1): batch_of(b"b")})
 
     fault_effects.forget_records(request)
-    fault_effects.forget_records(MetadataRequest())  # which has none
+    fault_effects.forget_records(MetadataRequest())  # it has no records
 
     parts = [
         (topic.name, data.index, data.records)
@@ -436,7 +436,7 @@ def test_a_request_that_is_dropped_keeps_its_partitions_and_not_their_records():
     assert parts == [("t", 0, None), ("u", 1, None)]
 
 
-async def test_what_befalls_brokers_comes_before_or_after_the_work():
+async def test_faults_of_brokers_apply_before_or_after_the_work():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster:
         fault = FaultScript().add(ApiKey.PRODUCE, move_leader_to=1, freeze_for=math.inf, after_append=True)
 

@@ -25,7 +25,7 @@ from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 
-async def test_an_error_is_answered_instead_of_an_append():
+async def test_an_error_is_returned_instead_of_an_append():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         fault = cluster.faults.add(ApiKey.PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=2)
         errors = [(await client.produce(batch_of(b"a"))).error_code for _ in range(3)]
@@ -67,7 +67,7 @@ async def test_an_error_of_one_partition_leaves_the_others_alone():
 
 
 @pytest.mark.promise("Test clusters", "the embedded cluster plays faults by script")
-async def test_faults_with_the_same_target_come_one_after_the_other():
+async def test_faults_with_the_same_target_apply_one_after_the_other():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         for error in (5, 6, 7):
             cluster.faults.add(ApiKey.PRODUCE, error=error, topic="t")
@@ -77,7 +77,7 @@ async def test_faults_with_the_same_target_come_one_after_the_other():
 
 
 @pytest.mark.promise("Test clusters", "the embedded cluster plays faults by script")
-async def test_a_fault_waits_for_the_broker_topic_and_api_that_it_is_meant_for():
+async def test_a_fault_applies_only_to_its_broker_topic_partition_and_api():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster:
         fault = cluster.faults.add(ApiKey.PRODUCE, drop_before=True, node=1, topic="t", partition=1)
         async with RawClient(address(cluster, 0)) as client:
@@ -91,7 +91,7 @@ async def test_a_fault_waits_for_the_broker_topic_and_api_that_it_is_meant_for()
         assert fault.hits == 1
 
 
-async def test_a_fault_by_topic_name_also_meets_requests_with_topic_ids():
+async def test_a_fault_by_topic_name_also_applies_to_requests_with_topic_ids():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.PRODUCE, error=19, topic="t")
         request = produce_request({("", 0): batch_of(b"a")})
@@ -115,7 +115,7 @@ async def test_drop_before_closes_without_an_append():
         assert message.topic_data[0].partition_data[0].records is None
 
 
-async def test_a_request_that_is_held_is_served_although_its_client_has_gone():
+async def test_a_held_request_is_served_even_if_its_client_has_disconnected():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         arrives = asyncio.Event()
         async with RawClient(address(cluster)) as client:
@@ -150,7 +150,7 @@ async def test_delay_answers_later():
         assert loop.time() - started >= 19 * MS
 
 
-async def test_hold_answers_when_the_test_says_so():
+async def test_hold_delays_the_answer_until_the_test_releases_it():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         release = asyncio.Event()
         fault = cluster.faults.add(ApiKey.PRODUCE, hold=release)
@@ -194,7 +194,7 @@ async def test_omit_partitions_leaves_them_out_of_the_answer():
         assert response.responses == []
 
 
-async def test_throttle_answers_at_once_and_then_is_deaf_for_a_while():
+async def test_throttle_answers_at_once_and_then_mutes_the_connection():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         loop = asyncio.get_running_loop()
         throttle_ms = int(30 * MS * 1000)
@@ -208,7 +208,7 @@ async def test_throttle_answers_at_once_and_then_is_deaf_for_a_while():
         assert loop.time() - answered >= 25 * MS
 
 
-async def test_metadata_faults_concern_the_answer_a_topic_or_a_partition():
+async def test_metadata_faults_apply_to_the_answer_a_topic_or_a_partition():
     async with EmbeddedCluster(topics={"t": 2, "u": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.METADATA, error=ErrorCode.REBOOTSTRAP_REQUIRED)
         assert (await client.metadata("t", version=13)).error_code == ErrorCode.REBOOTSTRAP_REQUIRED
@@ -251,7 +251,7 @@ async def test_requests_without_topics_fail_as_a_whole():
         assert [key.api_key for key in refused.api_keys] == [ApiKey.API_VERSIONS]
 
 
-def test_a_fault_that_does_nothing_is_refused():
+def test_a_fault_that_does_nothing_is_rejected():
     script = FaultScript()
     with pytest.raises(ValueError, match="does nothing"):
         script.add(ApiKey.PRODUCE)
@@ -274,7 +274,7 @@ def test_a_fault_that_does_nothing_is_refused():
         ApiKey.SASL_AUTHENTICATE,
     ],
 )
-def test_an_error_after_the_append_is_refused_where_nothing_is_appended(api_key):
+def test_an_error_after_the_append_is_rejected_for_apis_that_append_nothing(api_key):
     script = FaultScript()
 
     with pytest.raises(ValueError, match=f"{api_key.name} appends nothing"):
@@ -304,7 +304,7 @@ async def test_skip_lets_requests_pass_before_the_fault():
         assert (fault.hits, fault.skip, fault.is_used_up) == (2, 0, True)
 
 
-async def test_a_fault_that_lets_requests_pass_stands_in_nobodys_way():
+async def test_a_fault_that_skips_requests_does_not_block_the_next_fault():
     async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         cluster.faults.add(ApiKey.PRODUCE, error=5, topic="t", skip=1)
         cluster.faults.add(ApiKey.PRODUCE, error=7, topic="t", count=2)
@@ -315,7 +315,7 @@ async def test_a_fault_that_lets_requests_pass_stands_in_nobodys_way():
 
 @pytest.mark.parametrize("wish", ["node", "move_leader_to"])
 @pytest.mark.parametrize("broker", [-1, 2])
-def test_a_fault_for_a_broker_that_does_not_exist_is_refused(wish, broker):
+def test_a_fault_for_a_broker_that_does_not_exist_is_rejected(wish, broker):
     with pytest.raises(ValueError, match=f"{wish}={broker} is not a broker.*the node ids are 0 to 1"):
         EmbeddedCluster(2).faults.add(ApiKey.PRODUCE, delay=1.0, **{wish: broker})
 
@@ -337,6 +337,6 @@ def test_a_fault_for_a_broker_that_does_not_exist_is_refused(wish, broker):
         ({"down_for": -1.0}, "down_for=-1.0 must be 0 or more"),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(wishes, problem):
+def test_an_invalid_fault_is_rejected(wishes, problem):
     with pytest.raises(ValueError, match=problem):
         FaultScript().add(ApiKey.PRODUCE, **wishes)

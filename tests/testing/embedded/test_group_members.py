@@ -40,7 +40,7 @@ def joining(member_id: str = "", *, client_id: str = "client", gets_id_first: bo
 
 
 async def stable(on: ClassicGroup, *client_ids: str) -> list[str]:
-    """Let members join and sync; the ids of the leader and the others."""
+    """Let members join and sync; return their ids, the leader's first."""
     waiting: list[asyncio.Future[Joined]] = []
     for client_id in client_ids:
         waiting.append(on.join(joining(client_id=client_id)))
@@ -87,7 +87,7 @@ async def test_a_member_without_heartbeats_is_removed_after_its_session():
 
 
 @in_virtual_time
-async def test_sessions_last_while_no_coordinator_can_receive_heartbeats():
+async def test_sessions_do_not_expire_while_no_coordinator_can_receive_heartbeats():
     is_served = False
     on = ClassicGroup(lambda start: f"{start}-1", lambda: is_served)
     await stable(on, "a")
@@ -152,7 +152,7 @@ async def test_a_rebalance_waits_for_members_that_have_only_an_id_until_their_se
 
 
 @in_virtual_time
-async def test_after_a_restart_every_session_begins_anew():
+async def test_after_a_restart_every_session_begins_again():
     on = group()
     await stable(on, "a")
     await asyncio.sleep(8)
@@ -183,7 +183,7 @@ async def test_a_rebalance_in_progress_continues_after_a_restart():
 
 
 @in_virtual_time
-async def test_a_repeated_request_replaces_the_one_that_waits():
+async def test_a_repeated_request_replaces_the_waiting_one():
     on = group()
     leader, follower = await stable(on, "a", "b")
     first = on.join(joining(leader))

@@ -1,4 +1,4 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup beside faults; tests.support.conformance.groups has their answers."""
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup with faults. Usual answers: tests.support.conformance.groups."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_coordinator_that_reads_its_log_answers_only_heartbeats():
             assert await one.sync({one.id: b"all"}) == (OK, b"all")
 
 
-async def test_a_client_that_may_not_read_the_group_is_refused():
+async def test_a_client_without_the_right_to_read_the_group_is_rejected():
     async with member() as (cluster, one):
         cluster.authorizer.deny(Operation.READ, group="t")
         denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
@@ -88,7 +88,7 @@ async def test_a_client_that_may_not_read_the_group_is_refused():
 @pytest.mark.parametrize(
     "code", [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
 )
-async def test_a_scripted_error_is_answered_once(code):
+async def test_a_scripted_error_is_returned_once(code):
     async with member() as (cluster, one):
         for api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP):
             cluster.faults.add(api_key, error=code)

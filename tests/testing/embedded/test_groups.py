@@ -35,7 +35,7 @@ async def test_offsets_of_a_transaction_count_when_it_is_committed():
         assert cluster.groups.offsets("group") == {("t", 0): 1}
 
 
-async def test_a_group_coordinator_that_moved_knows_what_is_pending():
+async def test_a_new_group_coordinator_knows_the_pending_offsets():
     async with staged_with_group(3) as (cluster, on, group):
         me = await on.init()
         assert await group.commit_offset(me, 1, version=5) == OK
@@ -76,7 +76,7 @@ async def test_both_coordinators_die_with_an_offset_pending(commit):
             assert await there.offset() == GroupOffset(OK, 1 if commit else -1)
 
 
-async def test_members_and_generations_are_those_that_the_test_says():
+async def test_a_test_can_set_members_and_generations():
     async with staged_with_group() as (cluster, on, group):
         cluster.groups.set_members("group", 3, {"a": None, "b": "static"})
         me = await on.init()
@@ -98,7 +98,7 @@ async def test_members_and_generations_are_those_that_the_test_says():
             assert codes == [code]
 
 
-async def test_with_a_topic_its_offsets_go_too():
+async def test_the_offsets_of_a_deleted_topic_are_deleted():
     async with staged_with_group() as (cluster, on, group):
         me = await on.init()
         cluster.create_topic("u")
@@ -114,7 +114,7 @@ async def test_with_a_topic_its_offsets_go_too():
         assert cluster.groups.offsets("group") == {("u", 0): 2}
 
 
-async def test_a_topic_can_be_deleted_while_too_few_replicas_hold_the_offsets():
+async def test_a_topic_can_be_deleted_while_too_few_replicas_can_store_offsets():
     async with staged_with_group(3) as (cluster, on, group):
         me = await on.init()
         assert await group.commit_offset(me, 1, version=5) == OK
@@ -125,11 +125,11 @@ async def test_a_topic_can_be_deleted_while_too_few_replicas_hold_the_offsets():
         cluster.set_isr("__consumer_offsets", partition.index, [])
         cluster.delete_topic("t")
         assert "t" not in cluster.topics
-        # What says that the offset is gone could not be written.
+        # The tombstone of the offset could not be written.
         assert cluster.groups.offsets("group") == {("t", 0): 1}
 
 
-async def test_offsets_that_are_not_replicated_wait_and_then_are_refused(monkeypatch):
+async def test_offsets_that_are_not_replicated_wait_and_are_then_rejected(monkeypatch):
     monkeypatch.setattr(groups, "COMMIT_TIMEOUT", 50 * MS)
     async with staged_with_group(3) as (cluster, on, group):
         me = await on.init()

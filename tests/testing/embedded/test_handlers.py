@@ -1,4 +1,4 @@
-"""The topics and partitions that a request names, by which scripted faults are found."""
+"""The topics and partitions that a request names, which select scripted faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.raw_client import produce_request
 _Group = OffsetFetchRequest.OffsetFetchRequestGroup
 _GroupTopics = OffsetFetchRequest.OffsetFetchRequestTopics
 
-# Requests about partition 0 and 2 of topic t.
+# Requests about partitions 0 and 2 of topic t.
 ABOUT_PARTITIONS: list[Message] = [
     produce_request({("t", 0): b"", ("t", 2): b""}),
     FetchRequest(
@@ -88,7 +88,7 @@ def test_metadata_and_new_topics_are_about_whole_topics():
     assert targets(cluster, created) == [("new", None)]
 
 
-def test_a_topic_id_stands_for_the_name_of_its_topic():
+def test_a_topic_id_is_translated_to_the_name_of_its_topic():
     cluster = unstarted_cluster({"t": 3})
     request = produce_request({("", 1): b""})
     assert isinstance(request, ProduceRequest)

@@ -17,7 +17,7 @@ from aioproducer.testing.embedded.topics import EmbeddedTopic, Partition
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 
 
-async def test_records_begin_where_the_log_does_also_within_a_batch():
+async def test_records_start_at_the_start_of_the_log_even_within_a_batch():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         await client.produce(batch_of(*(b"%d" % number for number in range(10))))
         cluster.log("t", 0).delete_before(5)
@@ -32,7 +32,7 @@ def seen(inspection: Inspection, node: int, api_key: ApiKey = ApiKey.METADATA) -
 
 
 def with_topic() -> Inspection:
-    """One topic with two partitions."""
+    """An inspection with one topic of two partitions."""
     config, inspection = LogConfig(), Inspection()
     partitions = [Partition("t", index, [0], config) for index in range(2)]
     topic = EmbeddedTopic("t", uuid.uuid4(), partitions, config)
@@ -41,7 +41,7 @@ def with_topic() -> Inspection:
 
 
 @pytest.mark.parametrize(("topic", "partition"), [("t", 2), ("t", -1), ("u", 0)])
-def test_a_partition_that_does_not_exist_is_a_key_error_to_tests_and_none_to_brokers(topic, partition):
+def test_a_missing_partition_is_a_key_error_for_tests_and_none_for_brokers(topic, partition):
     inspection = with_topic()
 
     assert inspection.find_partition(topic, partition) is None
@@ -50,7 +50,7 @@ def test_a_partition_that_does_not_exist_is_a_key_error_to_tests_and_none_to_bro
             look(topic, partition)
 
 
-def test_a_topic_is_found_by_its_name_or_without_one_by_its_id():
+def test_a_topic_is_found_by_its_name_or_if_it_has_none_by_its_id():
     inspection = with_topic()
     topic = inspection.topics["t"]
 
@@ -61,7 +61,7 @@ def test_a_topic_is_found_by_its_name_or_without_one_by_its_id():
     assert inspection.find_topic(None, uuid.uuid4()) is None
 
 
-async def test_requests_are_told_apart_by_api_and_broker_and_the_latest_are_kept():
+async def test_requests_are_selected_by_api_and_broker_and_the_latest_are_kept():
     inspection = Inspection()
     seen(inspection, 0)
     for _ in range(10_000):
@@ -84,6 +84,6 @@ async def test_waiting_for_requests_counts_those_that_came_before():
             await asyncio.sleep(0)
             seen(inspection, node, api_key)
             await asyncio.sleep(0)
-            assert not waiting.done(), "another broker, another API"
+            assert not waiting.done(), "a request to another broker or API was counted"
         seen(inspection, 0)
         assert len(await waiting) == 2

@@ -27,7 +27,7 @@ from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, prod
 
 
 def open_sockets() -> int:
-    """As many as this process has."""
+    """The number of open sockets of this process."""
     found = 0
     for number in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def open_sockets() -> int:
 
 
 class Leftovers:
-    """Compares tasks and sockets at its end with those at its beginning."""
+    """Asserts at the end of a block that tasks and sockets are the same as before it."""
 
     def __enter__(self) -> Leftovers:
         self.tasks = asyncio.all_tasks()
@@ -63,11 +63,11 @@ async def test_a_cluster_starts_within_50_ms():
         async with EmbeddedCluster(3, topics={"t": 12}):
             took.append(loop.time() - started)
 
-    # The best of several: what else the machine does can only add to it.
+    # The minimum counts, because other work of the machine can only make it slower.
     assert min(took) < 50 * MS
 
 
-def test_its_import_takes_no_half_second():
+def test_its_import_takes_less_than_half_a_second():
     code = (
         "import time; began = time.process_time(); import aioproducer.testing.embedded.embedded_cluster; "
         "print(time.process_time() - began)"
@@ -81,7 +81,7 @@ def test_its_import_takes_no_half_second():
 
 
 async def silent(client: RawClient, cluster: EmbeddedCluster) -> None:
-    """Says nothing."""
+    """Send nothing."""
 
 
 async def in_a_length(client: RawClient, cluster: EmbeddedCluster) -> None:
@@ -145,7 +145,7 @@ async def down_by_script(client: RawClient, cluster: EmbeddedCluster) -> None:
 
 
 async def not_reading(client: RawClient, cluster: EmbeddedCluster) -> None:
-    """Requests more data than fits into the sockets, and reads none of it."""
+    """Request more data than fits into the sockets, and read none of it."""
     assert (await client.produce(batch_of(b"x" * 1_000_000))).error_code == 0
     partition = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=2_000_000)
     wanted = FetchRequest(
@@ -156,7 +156,7 @@ async def not_reading(client: RawClient, cluster: EmbeddedCluster) -> None:
         client.send(wanted, 12)
     served = len(cluster.requests_of(ApiKey.FETCH))
     await until(lambda: len(cluster.requests_of(ApiKey.FETCH)) > served, TIMEOUT)
-    # Now a broker waits until its answer can leave: nothing is asked any more for a while.
+    # Wait until the broker reads no further requests, because its answer can't leave.
     async with asyncio.timeout(TIMEOUT):
         while served != (served := len(cluster.requests_of(ApiKey.FETCH))):  # noqa: ASYNC110
             await asyncio.sleep(20 * MS)
@@ -191,7 +191,7 @@ async def connected(cluster: EmbeddedCluster, hang: Hanging, node: int = 0) -> R
 
 
 async def gone(client: RawClient) -> None:
-    """The client sees the end of its connection, and closes its side."""
+    """Read to the end of the connection, then close it."""
     client.writer.transport.resume_reading()
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -205,7 +205,7 @@ async def gone(client: RawClient) -> None:
     "Test clusters", "an embedded cluster leaves nothing behind, whatever clients and tests do"
 )
 @pytest.mark.parametrize("hang", WAYS_TO_HANG, ids=lambda hang: hang.__name__)
-async def test_nothing_is_left_of_a_cluster_whose_client_hangs(hang):
+async def test_a_cluster_with_a_hanging_client_leaves_nothing_behind(hang):
     with Leftovers():
         tasks = asyncio.all_tasks()
         async with asyncio.timeout(TIMEOUT):
@@ -216,7 +216,7 @@ async def test_nothing_is_left_of_a_cluster_whose_client_hangs(hang):
         await gone(client)
 
 
-async def test_a_broker_forgets_clients_that_have_gone():
+async def test_a_broker_forgets_clients_that_have_disconnected():
     async with EmbeddedCluster() as cluster:
         for abort in (False, True):
             async with RawClient(address(cluster)) as client:
@@ -231,7 +231,7 @@ async def test_a_broker_forgets_clients_that_have_gone():
 
 
 class CancelledAt:
-    """Awaits a coroutine and cancels the task where it waits for the n-th time."""
+    """Awaits a coroutine, and cancels the task at the n-th wait."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], waits: int) -> None:
         self._coroutine = coroutine
@@ -257,7 +257,7 @@ class CancelledAt:
 
 
 async def run(work: CancelledAt) -> asyncio.Task[None]:
-    """A task that has done the work, or was cancelled in it."""
+    """Run the work in a task; return the task when it has ended or was cancelled."""
 
     async def waits() -> None:
         await work
@@ -270,7 +270,7 @@ async def run(work: CancelledAt) -> asyncio.Task[None]:
 @pytest.mark.promise(
     "Test clusters", "an embedded cluster leaves nothing behind, whatever clients and tests do"
 )
-async def test_a_start_that_is_cancelled_wherever_it_waits_leaves_nothing():
+async def test_a_start_that_is_cancelled_at_any_wait_leaves_nothing_behind():
     for waits in itertools.count():
         with Leftovers():
             cluster = EmbeddedCluster(2, topics={"t": 1})
@@ -282,10 +282,10 @@ async def test_a_start_that_is_cancelled_wherever_it_waits_leaves_nothing():
         if not starting.cancelled:
             break
 
-    assert waits >= 2  # each broker waits once at least
+    assert waits >= 2  # at least one wait for each broker
 
 
-async def test_a_stop_that_is_cancelled_wherever_it_waits_still_stops_everything():
+async def test_a_stop_that_is_cancelled_at_any_wait_still_stops_everything():
     for waits in itertools.count():
         with Leftovers():
             tasks = asyncio.all_tasks()
@@ -296,7 +296,7 @@ async def test_a_stop_that_is_cancelled_wherever_it_waits_still_stops_everything
             stopping = CancelledAt(cluster.stop(), waits)
             task = await run(stopping)
 
-            # At once, not some time later; and whoever cancelled learns of it.
+            # All tasks have ended when stop() returns, and the cancellation is not swallowed.
             assert asyncio.all_tasks() == tasks
             assert task.cancelled() == stopping.cancelled
             for client in clients:
@@ -333,7 +333,7 @@ async def test_a_stop_that_is_cancelled_twice_ends_when_all_brokers_have_stopped
         await gone(client)
 
 
-async def test_a_test_that_is_cancelled_leaves_nothing():
+async def test_a_cancelled_test_leaves_nothing_behind():
     with Leftovers():
         up = asyncio.Event()
         clients = []
@@ -353,7 +353,7 @@ async def test_a_test_that_is_cancelled_leaves_nothing():
         await gone(clients[0])
 
 
-# Again and again
+# Repeated starts and stops
 
 
 async def test_a_cluster_can_be_stopped_twice_and_started_again_with_its_records():
@@ -374,7 +374,7 @@ async def test_a_cluster_can_be_stopped_twice_and_started_again_with_its_records
         await cluster.stop()
 
 
-async def test_a_cluster_that_starts_again_goes_on_with_its_topics_and_records():
+async def test_a_cluster_that_starts_again_keeps_its_topics_and_records():
     with Leftovers():
         cluster = EmbeddedCluster(2, topics={"t": 2, "deleted": 1})
         async with cluster:
@@ -405,7 +405,7 @@ async def test_a_start_that_failed_can_be_repeated():
         assert sorted(cluster.topics) == ["t", "u"]
 
 
-async def test_a_cluster_that_runs_refuses_to_start_and_goes_on():
+async def test_a_running_cluster_rejects_a_start_and_continues():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         await cluster.stop_broker(1)
         with pytest.raises(RuntimeError, match=r"broker 0 is running; call stop\(\) first.*start_broker\(\)"):
@@ -443,7 +443,7 @@ async def test_a_cluster_that_was_never_started_can_be_stopped():
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"])
-async def test_nothing_is_left_of_a_client_that_hangs_in_its_tls_handshake(sent):
+async def test_a_client_that_hangs_in_its_tls_handshake_leaves_nothing_behind(sent):
     with Leftovers():
         async with asyncio.timeout(TIMEOUT):
             async with EmbeddedCluster(security=Security(tls=server_context())) as cluster:

@@ -42,11 +42,11 @@ def test_a_host_name_is_left_to_asyncio(loop):
     assert listen(loop, "localhost", 0) is None
 
 
-def test_another_kind_of_loop_needs_no_listener():
+def test_another_kind_of_loop_gets_no_listener():
     assert listen(asyncio.AbstractEventLoop(), "127.0.0.1", 0) is None
 
 
-def test_a_port_that_is_taken_is_named(loop):
+def test_a_port_that_is_in_use_is_named(loop):
     with listen(loop, "127.0.0.1", 0) as first:
         first.listen()
         port = first.getsockname()[1]

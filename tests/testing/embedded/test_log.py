@@ -82,7 +82,7 @@ def test_log_append_time_replaces_the_timestamps_and_the_checksum():
 # Transactions
 
 
-def test_a_transactional_batch_without_a_transaction_is_refused(log: PartitionLog):
+def test_a_transactional_batch_without_a_transaction_is_rejected(log: PartitionLog):
     batch = encode_batch(
         [OracleRecord(NOW)], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
     )
@@ -92,7 +92,7 @@ def test_a_transactional_batch_without_a_transaction_is_refused(log: PartitionLo
 # Idempotence
 
 
-def test_each_of_the_last_five_batches_is_recognised_as_a_duplicate(log: PartitionLog):
+def test_each_of_the_last_five_batches_is_recognized_as_a_duplicate(log: PartitionLog):
     batches = [batch_of(b"a", b"b", sequence=2 * index) for index in range(6)]
     first = [append(log, batch) for batch in batches]
 
@@ -100,20 +100,20 @@ def test_each_of_the_last_five_batches_is_recognised_as_a_duplicate(log: Partiti
         again = append(log, batch)
         assert (again.base_offset, again.last_offset) == (appended.base_offset, appended.last_offset)
         assert again.duplicate
-        # Kafka's answer to a duplicate carries the batch's largest timestamp.
+        # Kafka's answer to a duplicate contains the batch's largest timestamp.
         assert again.log_append_time == NOW + 1
     assert refusal(log, batches[0]) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert log.end_offset == 12
 
 
-def test_duplicates_are_told_by_sequences_not_by_content(log: PartitionLog):
+def test_duplicates_are_recognized_by_sequences_not_by_content(log: PartitionLog):
     append(log, batch_of(b"a", sequence=0))
 
     assert append(log, batch_of(b"another", sequence=0)).duplicate
     assert [record.value for record in log.records()] == [b"a"]
 
 
-def test_other_boundaries_are_no_duplicate(log: PartitionLog):
+def test_batches_with_other_boundaries_are_not_duplicates(log: PartitionLog):
     append(log, batch_of(b"a", b"b", sequence=0))
 
     assert refusal(log, batch_of(b"a", sequence=0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -134,7 +134,7 @@ def test_an_unknown_producer_may_start_with_any_sequence(log: PartitionLog):
     assert refusal(log, batch_of(b"c", sequence=0)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_producers_do_not_disturb_each_other(log: PartitionLog):
+def test_producers_do_not_affect_each_other(log: PartitionLog):
     append(log, batch_of(b"a", sequence=0, producer_id=1))
     append(log, batch_of(b"b", sequence=9, producer_id=2))
     append(log, batch_of(b"no producer id"))
@@ -143,7 +143,7 @@ def test_producers_do_not_disturb_each_other(log: PartitionLog):
     assert append(log, batch_of(b"d", sequence=10, producer_id=2)).base_offset == 4
 
 
-def test_an_old_epoch_is_refused(log: PartitionLog):
+def test_an_old_epoch_is_rejected(log: PartitionLog):
     append(log, batch_of(b"a", sequence=0, epoch=4))
 
     assert refusal(log, batch_of(b"b", sequence=1, epoch=3)) is ErrorCode.INVALID_PRODUCER_EPOCH
@@ -154,7 +154,7 @@ def test_a_new_epoch_starts_with_sequence_0(log: PartitionLog):
     append(log, batch_of(b"a", sequence=0))
 
     assert refusal(log, batch_of(b"b", sequence=1, epoch=1)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    # The refused batch has not raised the epoch.
+    # The rejected batch has not raised the epoch.
     assert append(log, batch_of(b"b", sequence=1, epoch=0)).base_offset == 1
     assert append(log, batch_of(b"c", sequence=0, epoch=1)).base_offset == 2
     assert refusal(log, batch_of(b"d", sequence=2, epoch=0)) is ErrorCode.INVALID_PRODUCER_EPOCH
@@ -185,10 +185,10 @@ def test_sequences_wrap_within_a_batch(log: PartitionLog):
     assert append(log, batch_of(b"d", sequence=1)).base_offset == 3
 
 
-# Reading and cutting
+# Reading and truncating
 
 
-def test_read_begins_with_the_batch_that_has_the_offset(log: PartitionLog):
+def test_read_begins_with_the_batch_that_contains_the_offset(log: PartitionLog):
     for values in ((b"a", b"b"), (b"c",), (b"d", b"e")):
         append(log, batch_of(*values))
     one, two, three = (batch.data for batch in log.batches)
@@ -203,7 +203,7 @@ def test_read_begins_with_the_batch_that_has_the_offset(log: PartitionLog):
 
 
 @pytest.mark.promise("Test clusters", "a fetch returns no cut-off batch without a whole one before it")
-def test_read_cuts_off_what_is_above_the_limit_but_the_first_batch(log: PartitionLog):
+def test_read_cuts_off_at_the_limit_but_not_within_the_first_batch(log: PartitionLog):
     append(log, batch_of(b"a"))
     append(log, batch_of(b"b"))
     one, two = (batch.data for batch in log.batches)
@@ -228,7 +228,7 @@ def test_first_since_finds_the_first_record_that_is_not_older(log: PartitionLog)
     assert PartitionLog(CONFIG).newest() is None
 
 
-def test_truncate_forgets_records_and_what_was_learnt_from_them(log: PartitionLog):
+def test_truncate_removes_records_and_the_producer_state_derived_from_them(log: PartitionLog):
     for sequence in range(4):
         append(log, batch_of(b"x", sequence=sequence))
 
@@ -251,7 +251,7 @@ def test_delete_before_moves_the_start_and_keeps_the_producers(log: PartitionLog
     assert refusal(log, batch_of(b"x", sequence=5)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-# What is kept of transactions
+# Transactions in the log
 
 
 ME, OTHER = Identity(7, 3), Identity(8, 0)
@@ -275,7 +275,7 @@ def values(log: PartitionLog, high_watermark: int | None = None) -> list[bytes |
     return [record.value for record in log.committed_records(end_offset)]
 
 
-def test_only_committed_records_are_read_committed(log):
+def test_a_committed_read_returns_only_committed_records(log):
     write(log, ME, 0, b"a")
     write(log, OTHER, 0, b"aborted")
     write(log, ME, 1, b"b")
@@ -288,7 +288,7 @@ def test_only_committed_records_are_read_committed(log):
     assert [record.value for record in log.records()] == [b"a", b"aborted", b"b", b"open"]
 
 
-def test_a_log_that_is_cut_forgets_the_transactions_that_it_loses(log):
+def test_a_truncated_log_forgets_the_transactions_that_it_loses(log):
     write(log, ME, 0, b"a")
     end(log, ME, ABORT)
     write(log, Identity(7, 4), 0, b"b")
@@ -303,16 +303,16 @@ def test_a_log_that_is_cut_forgets_the_transactions_that_it_loses(log):
     assert log.has_open_transaction(7, 3)
 
 
-def test_records_that_are_deleted_take_their_aborted_transactions_along(log):
+def test_aborted_transactions_are_deleted_with_their_records_and_marker(log):
     write(log, ME, 0, b"a")
     end(log, ME, ABORT)
     log.delete_before(1)
-    assert log.transactions.aborted != []  # its marker is still there
+    assert log.transactions.aborted != []  # the marker is still in the log
     log.delete_before(2)
     assert log.transactions.aborted == []
 
 
-def test_a_marker_with_a_new_epoch_lets_sequences_begin_anew(log):
+def test_after_a_marker_with_a_new_epoch_sequences_start_again(log):
     write(log, ME, 0)
     end(log, ME, COMMIT)
     with pytest.raises(AppendError, match="newer epoch 4") as refused:
@@ -323,7 +323,7 @@ def test_a_marker_with_a_new_epoch_lets_sequences_begin_anew(log):
     write(log, Identity(7, 4), 0)
 
 
-def test_a_marker_without_a_new_epoch_lets_sequences_go_on(log):
+def test_after_a_marker_without_a_new_epoch_sequences_continue(log):
     write(log, ME, 0)
     end(log, ME, COMMIT, bump=0)
     with pytest.raises(AppendError, match="sequence 2, but 1 is next"):
@@ -331,7 +331,7 @@ def test_a_marker_without_a_new_epoch_lets_sequences_go_on(log):
     write(log, ME, 1)
 
 
-def test_a_marker_of_an_old_epoch_or_an_old_coordinator_is_refused(log):
+def test_a_marker_of_an_old_epoch_or_an_old_coordinator_is_rejected(log):
     write(log, ME, 0)
     with pytest.raises(AppendError, match="newer epoch 3") as refused:
         end(log, ME, COMMIT, bump=-1)
@@ -347,7 +347,7 @@ def append_guarded(log: PartitionLog, producer: Identity, sequence: int, guard: 
     log.append(memoryview(batch), read_header(batch), leader_epoch=0, guard=guard)
 
 
-def test_the_first_batch_of_a_transaction_needs_a_guard_that_no_marker_made_void(log):
+def test_the_first_batch_of_a_transaction_needs_a_guard_that_no_marker_has_invalidated(log):
     with pytest.raises(AppendError, match="not part of a transaction"):
         append_guarded(log, ME, 0, None)
     guard = log.start_verification(7, 3, 0, is_new_producer_refused=False)
@@ -359,7 +359,7 @@ def test_the_first_batch_of_a_transaction_needs_a_guard_that_no_marker_made_void
     append_guarded(log, ME, 1, None)
 
 
-def test_no_batch_overtakes_the_lowest_sequence_that_was_asked_about(log):
+def test_no_batch_is_appended_before_the_lowest_sequence_that_was_verified(log):
     log.start_verification(7, 3, 5, is_new_producer_refused=False)
     guard = log.start_verification(7, 3, 6, is_new_producer_refused=False)
     with pytest.raises(AppendError, match="sequence 5 has to come before 6"):
@@ -368,7 +368,7 @@ def test_no_batch_overtakes_the_lowest_sequence_that_was_asked_about(log):
     assert log.start_verification(7, 4, 1, is_new_producer_refused=False) is guard
     with pytest.raises(AppendError, match="sequence 1 has to come before 2"):
         append_guarded(log, newer, 2, guard)
-    log.start_verification(7, 3, 0, is_new_producer_refused=False)  # an old epoch counts for nothing
+    log.start_verification(7, 3, 0, is_new_producer_refused=False)  # an old epoch has no effect
     append_guarded(log, newer, 1, guard)
 
 

@@ -1,4 +1,4 @@
-"""Transaction markers: the time at which they are written, and at which they become effective."""
+"""Transaction markers: when they are written, and when they take effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.transaction_stage import ABORTABLE, BUSY, OK, OLD_EPOCH
 
 
 @levels
-async def test_while_markers_are_held_back_everybody_is_told_to_come_back(tv):
+async def test_while_markers_are_held_back_requests_are_answered_with_a_retriable_error(tv):
     async with staged(tv) as (cluster, on):
         me = await on.begin()
         cluster.transactions.hold_markers("t")
@@ -41,7 +41,7 @@ async def test_while_markers_are_held_back_everybody_is_told_to_come_back(tv):
 
 
 @levels
-async def test_a_straggler_gets_into_a_transaction_until_the_marker_comes(tv):
+async def test_a_late_batch_joins_the_transaction_until_the_marker_is_written(tv):
     async with staged(tv) as (cluster, on):
         me = await on.begin()
         cluster.transactions.hold_markers()
@@ -54,7 +54,7 @@ async def test_a_straggler_gets_into_a_transaction_until_the_marker_comes(tv):
 
 
 @levels
-async def test_a_frozen_leader_holds_back_its_markers_only(tv):
+async def test_a_frozen_leader_holds_back_only_its_own_markers(tv):
     async with staged(tv, 3) as (cluster, on):
         me = await on.begin(0, 1)
         node = cluster.transactions.node("txn")
@@ -81,7 +81,7 @@ async def test_a_frozen_coordinator_writes_no_markers():
             assert (await there.end_once(me, commit=True, version=5)).error == OK
         cluster.freeze_broker(elsewhere)
         cluster.transactions.release_markers()
-        # The leader of the data knows nothing of the end, and what it is sent counts.
+        # The partition's leader does not know that the transaction has ended, so it still appends.
         assert await on.write(me, 1, b"late") == OK
         assert (await on.fetch()).last_stable_offset == 0
         cluster.thaw_broker(elsewhere)
@@ -97,7 +97,7 @@ async def test_a_marker_counts_when_it_is_replicated():
         assert await on.init_once() == refused(BUSY)
         assert cluster.batches("t", 0)[-1].header.is_control
         assert (await on.fetch()).last_stable_offset == 0
-        # The marker is lost with its leader, and written again.
+        # The marker is lost with the leader, and written again.
         cluster.move_leader("t", 0, cluster.leader("t", 0))
         assert not cluster.batches("t", 0)[-1].header.is_control or cluster.log("t", 0).end_offset == 2
         cluster.release_replication("t", 0)
@@ -114,7 +114,7 @@ async def test_a_deleted_topic_needs_no_marker():
         assert (await within_deadline(cluster.transactions.wait_ended("txn"))).state.name == "COMPLETE_COMMIT"
 
 
-# Markers alone
+# Markers without requests
 
 
 def prepared(*partitions: int, commit: bool = True) -> TransactionMetadata:
@@ -136,7 +136,7 @@ def marker_in(cluster: EmbeddedCluster, partition: int) -> list[Marker]:
     ]
 
 
-async def test_each_partition_is_written_to_though_another_one_has_to_wait():
+async def test_each_partition_gets_its_marker_even_if_another_one_must_wait():
     async with EmbeddedCluster(topics={"t": 3}) as cluster:
         markers = Markers(cluster)
         markers.hold("t", 0)
@@ -151,7 +151,7 @@ async def test_each_partition_is_written_to_though_another_one_has_to_wait():
         assert markers.targets() == []
 
 
-async def test_a_marker_is_written_once_until_its_leader_is_lost_before_the_followers_have_it():
+async def test_a_marker_is_written_only_once_unless_its_leader_is_lost_before_it_is_replicated():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster:
         markers = Markers(cluster)
         cluster.hold_replication("t", 0)
@@ -167,7 +167,7 @@ async def test_a_marker_is_written_once_until_its_leader_is_lost_before_the_foll
         assert marker_in(cluster, 0) == [Marker(False, 5)]
 
 
-async def test_no_marker_is_written_without_a_leader_that_runs():
+async def test_no_marker_is_written_without_a_running_leader():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         markers = Markers(cluster)
         cluster.freeze_broker(0)
@@ -180,7 +180,7 @@ async def test_no_marker_is_written_without_a_leader_that_runs():
         assert markers.write(prepared(0), 5)
 
 
-async def test_a_partition_that_a_newer_coordinator_has_written_to_needs_no_marker():
+async def test_a_partition_with_a_marker_of_a_newer_coordinator_needs_no_marker():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         assert Markers(cluster).write(prepared(0), 6)
 

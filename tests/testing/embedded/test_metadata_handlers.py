@@ -26,7 +26,7 @@ from tests.support.raw_client import RawClient, address
 # ApiVersions
 
 
-async def test_api_versions_tells_what_the_release_serves():
+async def test_api_versions_lists_the_versions_of_the_release():
     async with EmbeddedCluster(versions="2.1") as cluster, RawClient(address(cluster)) as client:
         response = await client.ask(ApiVersionsRequest(), 0)
 
@@ -39,7 +39,7 @@ async def test_api_versions_tells_what_the_release_serves():
 
 
 @pytest.mark.parametrize(("versions", "highest"), [("2.1", 2), ("2.4", 3), ("4.1", 4)])
-async def test_api_versions_in_too_new_a_version_is_refused_in_the_shape_of_version_0(versions, highest):
+async def test_api_versions_in_too_new_a_version_is_rejected_in_the_format_of_version_0(versions, highest):
     async with EmbeddedCluster(versions=versions) as cluster, RawClient(address(cluster)) as client:
         frame = encode_request(ApiVersionsRequest(), 4, 1, "raw")[0]
         client.writer.write(bytes(frame[:6]) + (highest + 1).to_bytes(2, "big") + bytes(frame[8:]))
@@ -49,14 +49,14 @@ async def test_api_versions_in_too_new_a_version_is_refused_in_the_shape_of_vers
         assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
         (only,) = response.api_keys
         assert (only.api_key, only.min_version, only.max_version) == (ApiKey.API_VERSIONS, 0, highest)
-        # The connection lives on.
+        # The connection stays open.
         request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
         again = await client.ask(request, highest)
         assert isinstance(again, ApiVersionsResponse)
         assert again.error_code == 0
 
 
-async def test_api_versions_refuses_an_odd_client_name():
+async def test_api_versions_rejects_an_invalid_client_name():
     async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
         request = ApiVersionsRequest(client_software_name="a b", client_software_version="1")
         response = await client.ask(request, 3)
@@ -114,7 +114,7 @@ async def test_metadata_by_topic_id():
         assert (unknown.name, unknown.error_code) == (None, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-async def test_a_topic_is_created_on_demand_and_ready_at_the_second_ask():
+async def test_a_topic_is_created_on_demand_and_ready_at_the_second_request():
     async with EmbeddedCluster(default_partitions=3) as cluster, RawClient(address(cluster)) as client:
         first = (await client.metadata("new")).topics[0]
         second = (await client.metadata("new")).topics[0]
@@ -125,7 +125,9 @@ async def test_a_topic_is_created_on_demand_and_ready_at_the_second_ask():
 
 @pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
 @pytest.mark.parametrize(("name", "key_type"), [("__consumer_offsets", 0), ("__transaction_state", 1)])
-async def test_an_internal_topic_is_created_on_demand_as_its_coordinators_need_it(name, key_type):
+async def test_an_internal_topic_is_created_on_demand_with_the_partitions_that_its_coordinators_need(
+    name, key_type
+):
     async with EmbeddedCluster(3) as cluster, RawClient(address(cluster)) as client:
         await client.metadata(name)
         found = await client.ask(FindCoordinatorRequest(key_type=key_type, coordinator_keys=["a"]), 4)
@@ -215,7 +217,7 @@ async def test_create_topics(version):
 
 
 @pytest.mark.promise("Test clusters", "the embedded cluster answers as Kafka does")
-async def test_topics_whose_names_differ_in_dots_and_underscores_only_collide():
+async def test_topics_whose_names_differ_only_in_dots_and_underscores_collide():
     async with EmbeddedCluster(topics={"a.b_c": 1}) as cluster, RawClient(address(cluster)) as client:
         with pytest.raises(ValueError, match=r"'a_b\.c' can't be created: it collides with topic 'a\.b_c'"):
             cluster.create_topic("a_b.c")
@@ -230,7 +232,7 @@ async def test_topics_whose_names_differ_in_dots_and_underscores_only_collide():
         assert list(cluster.topics) == ["a.b_c"]
 
 
-async def test_create_topics_can_be_rehearsed():
+async def test_create_topics_can_only_validate():
     async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
         topic = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=1, replication_factor=1)
         response = await client.ask(CreateTopicsRequest(topics=[topic], validate_only=True), 7)
@@ -239,7 +241,7 @@ async def test_create_topics_can_be_rehearsed():
         assert cluster.topics == {}
 
 
-async def test_replicas_that_the_client_assigns_are_refused_and_defaults_are_filled_in():
+async def test_replicas_assigned_by_the_client_are_rejected_and_defaults_are_filled_in():
     cluster = unstarted_cluster({}, brokers=3, default_partitions=4)
     wanted = CreateTopicsRequest.CreatableTopic(
         name="t", num_partitions=BROKER_DEFAULT, replication_factor=BROKER_DEFAULT
@@ -260,7 +262,7 @@ async def test_replicas_that_the_client_assigns_are_refused_and_defaults_are_fil
     assert list(cluster.topics) == ["t"]
 
 
-def test_only_a_version_that_is_too_new_is_answered_with_the_versions_to_ask_in():
+def test_only_a_version_that_is_too_new_is_answered_with_the_served_versions():
     served = unstarted_cluster({}).broker(0).release.versions
 
     too_new = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, served)

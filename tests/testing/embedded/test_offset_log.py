@@ -47,7 +47,7 @@ def write(
     producer_id: int = -1,
     group: str = "g",
 ) -> None:
-    """Append a group's offsets; with a producer id, those of a transaction."""
+    """Append a group's offsets; with a producer id, in a transaction."""
     records = [encoded_offset(group, target, committed, NOW) for target, committed in offsets.items()]
     if producer_id < 0:
         log.append_by_broker(encode_batch(records, NOW), leader_epoch=0)
@@ -88,7 +88,7 @@ def test_offsets_of_a_transaction_are_pending_until_its_own_marker(log, commit):
     assert not found.is_pending("g", T0)
 
 
-def test_nothing_counts_that_is_not_replicated(log):
+def test_offsets_count_only_when_they_are_replicated(log):
     found = GroupOffsets()
     write(log, {T0: CommittedOffset(1)})
     write(log, {T0: CommittedOffset(2), T1: CommittedOffset(2)})
@@ -98,7 +98,7 @@ def test_nothing_counts_that_is_not_replicated(log):
         assert (committed and committed.offset) == offset
 
 
-def test_a_tombstone_forgets_an_offset_and_what_is_pending_for_it(log):
+def test_a_tombstone_removes_an_offset_and_its_pending_one(log):
     write(log, {T0: CommittedOffset(1), U0: CommittedOffset(1)})
     write(log, {T0: CommittedOffset(2)}, producer_id=7)
     assert read(log).concerning("t") == [("g", T0)]
@@ -110,7 +110,7 @@ def test_a_tombstone_forgets_an_offset_and_what_is_pending_for_it(log):
     assert read(log).concerning("t") == []
 
 
-def test_a_group_is_known_from_its_first_pending_offset_on(log):
+def test_a_group_is_known_since_its_first_pending_offset(log):
     write(log, {T0: CommittedOffset(1)}, producer_id=7, group="new")
 
     found = read(log)

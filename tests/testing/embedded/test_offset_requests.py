@@ -40,7 +40,7 @@ async def test_another_broker_is_not_the_groups_coordinator():
 
 
 @pytest.mark.parametrize("version", range(1, 9))
-async def test_every_version_of_offset_fetch_tells_the_offset(version):
+async def test_every_version_of_offset_fetch_returns_the_offset(version):
     async with staged_with_group() as (_, on, group):
         me = await on.init()
         where = {("t", 0): Offset(5, "note"), ("t", 2): Offset(6)}
@@ -51,7 +51,7 @@ async def test_every_version_of_offset_fetch_tells_the_offset(version):
         assert found == {0: GroupOffset(OK, 5, "note"), 1: GroupOffset(OK), 2: GroupOffset(OK, 6)}
 
 
-async def test_faults_for_offsets_are_as_narrow_as_the_script_says():
+async def test_faults_for_offsets_apply_only_to_their_targets():
     async with staged_with_group() as (cluster, on, group):
         me = await on.init()
         where = {("t", 0): Offset(5), ("t", 1): Offset(6)}
@@ -69,7 +69,7 @@ async def test_faults_for_offsets_are_as_narrow_as_the_script_says():
         assert await group.fetch_offsets((0, 1)) == {0: GroupOffset(OK, 5), 1: GroupOffset(OK, 6)}
 
 
-async def test_what_may_not_be_read_or_written_is_refused():
+async def test_requests_without_the_rights_are_rejected():
     async with staged_with_group() as (cluster, on, group):
         me = await on.init()
         assert await group.commit_offset(me, 1, version=5) == OK
@@ -94,7 +94,7 @@ async def test_what_may_not_be_read_or_written_is_refused():
         assert await group.fetch_offsets(None) == {}
 
 
-async def test_of_several_groups_each_has_its_own_answer():
+async def test_each_of_several_groups_has_its_own_answer():
     async with staged_with_group(3) as (cluster, on, group):
         me = await on.init()
         assert await group.commit_offset(me, 1, version=5) == OK

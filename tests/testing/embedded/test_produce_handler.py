@@ -70,7 +70,7 @@ async def test_idempotence_over_the_wire():
         assert [record.value for record in cluster.records("t")] == [b"a", b"b", b"c", b"d"]
 
 
-async def test_errors_of_one_partition_do_not_concern_the_others():
+async def test_errors_of_one_partition_do_not_affect_the_others():
     async with EmbeddedCluster(topics={"t": 3}, max_message_bytes=200) as cluster:
         corrupt = batch_of(b"x")[:-1] + b"y"
         request = produce_request(
@@ -103,7 +103,7 @@ async def test_errors_of_one_partition_do_not_concern_the_others():
         assert [record.value for record in cluster.records("t")] == [b"good"]
 
 
-async def test_internal_topics_refuse_clients():
+async def test_internal_topics_reject_records_of_clients():
     async with EmbeddedCluster(topics={"__consumer_offsets": 1}) as cluster:
         async with RawClient(address(cluster)) as client:
             answer = await client.produce(batch_of(b"a"), "__consumer_offsets")
@@ -113,7 +113,7 @@ async def test_internal_topics_refuse_clients():
         assert described.is_internal
 
 
-async def test_of_a_partition_that_stands_twice_in_a_request_the_last_batch_is_taken():
+async def test_the_last_batch_counts_if_a_partition_is_twice_in_a_request():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         request = produce_request({("t", 0): batch_of(b"a")})
         again = ProduceRequest.PartitionProduceData(index=0, records=batch_of(b"b"))
@@ -126,7 +126,7 @@ async def test_of_a_partition_that_stands_twice_in_a_request_the_last_batch_is_t
         assert [record.value for record in cluster.records("t")] == [b"b"]
 
 
-async def test_an_unknown_topic_id_is_told_apart_from_an_unknown_name():
+async def test_an_unknown_topic_id_has_a_different_error_from_an_unknown_name():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         old_id = cluster.topics["t"].topic_id
         cluster.delete_topic("t")
@@ -141,7 +141,7 @@ async def test_an_unknown_topic_id_is_told_apart_from_an_unknown_name():
         assert response.responses[0].topic_id == old_id
 
 
-async def test_acks_1_answers_and_other_acks_are_refused():
+async def test_acks_1_is_answered_and_other_acks_are_rejected():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         assert (await client.produce(batch_of(b"a"), acks=1)).error_code == 0
         for acks in (2, -2):
@@ -223,7 +223,7 @@ async def test_acks_all_waits_for_the_followers():
 
         assert isinstance(response, ProduceResponse)
         assert response.responses[0].partition_responses[0].error_code == 0
-        # What tests keep of a request holds no record bytes.
+        # The requests that are kept for tests have no record bytes.
         assert isinstance(seen[0].message, ProduceRequest)
         assert seen[0].message.topic_data[0].partition_data[0].records is None
         assert seen[0].batches["t", 0].record_count == 1
@@ -244,7 +244,7 @@ async def test_acks_all_times_out_after_the_append():
         assert cluster.log("t", 0).end_offset == 1
 
 
-async def test_acks_all_learns_that_the_leader_has_moved_and_the_records_are_lost():
+async def test_acks_all_fails_if_the_leader_has_moved_and_the_records_are_lost():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)
         request = produce_request({("t", 0): batch_of(b"a", sequence=0)})
@@ -261,7 +261,7 @@ async def test_acks_all_learns_that_the_leader_has_moved_and_the_records_are_los
         assert cluster.records("t") == []
 
 
-async def test_a_deleted_topic_is_told_to_who_waits_for_it():
+async def test_a_request_that_waits_for_replicas_fails_when_its_topic_is_deleted():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)
         request = produce_request({("t", 0): batch_of(b"a")})
@@ -275,7 +275,7 @@ async def test_a_deleted_topic_is_told_to_who_waits_for_it():
         assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def test_min_insync_replicas_refuses_before_and_complains_after_the_append():
+async def test_too_few_insync_replicas_have_different_errors_before_and_after_the_append():
     async with EmbeddedCluster(3, topics={"t": 1}, min_insync_replicas=2) as cluster:
         async with RawClient(address(cluster)) as client:
             cluster.set_isr("t", 0, [0])
@@ -298,7 +298,7 @@ async def test_min_insync_replicas_refuses_before_and_complains_after_the_append
         assert [record.value for record in cluster.records("t")] == [b"b", b"c"]
 
 
-async def test_a_request_that_waits_for_replicas_holds_no_record_bytes():
+async def test_a_request_that_waits_for_replicas_does_not_keep_record_bytes():
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)
         answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
@@ -312,7 +312,7 @@ async def test_a_request_that_waits_for_replicas_holds_no_record_bytes():
         assert (await answer).error_code == 0
 
 
-async def test_answers_carry_the_start_of_the_log():
+async def test_answers_contain_the_start_of_the_log():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         for _ in range(3):
             assert (await client.produce(batch_of(b"a"))).log_start_offset == 0
@@ -321,10 +321,10 @@ async def test_answers_carry_the_start_of_the_log():
         assert (await client.produce(batch_of(b"b"))).log_start_offset == 2
 
 
-# The handler alone
+# The handler without connections
 
 
-async def test_a_batch_is_seen_by_tests_once_it_is_valid_and_its_bytes_are_let_go():
+async def test_tests_see_only_valid_batches_and_the_bytes_are_released():
     cluster = unstarted_cluster({"t": 2})
     request = produce_request({("t", 0): memoryview(batch_of(b"a", b"b")), ("t", 1): memoryview(b"no batch")})
     context = context_of(cluster, request, 12)
@@ -336,7 +336,7 @@ async def test_a_batch_is_seen_by_tests_once_it_is_valid_and_its_bytes_are_let_g
 
 
 @pytest.mark.parametrize(("version", "leader"), [(9, -1), (10, 1)])
-async def test_a_refusal_by_script_names_the_leader_that_the_partition_has(version, leader):
+async def test_a_scripted_error_names_the_leader_of_the_partition(version, leader):
     cluster = unstarted_cluster({"t": 2}, brokers=2)
     request = produce_request({("t", 1): memoryview(batch_of(b"a"))})
     fault = FaultScript().add(ApiKey.PRODUCE, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -350,7 +350,7 @@ async def test_a_refusal_by_script_names_the_leader_that_the_partition_has(versi
     assert cluster.records("t") == []
 
 
-async def test_acks_0_has_an_answer_only_where_the_release_gives_one():
+async def test_acks_0_is_answered_only_by_releases_that_do_so():
     answers = {}
     for versions in ("4.1", "azure-event-hubs"):
         cluster = unstarted_cluster({"t": 1}, versions=versions)

@@ -13,7 +13,7 @@ from aioproducer.testing.embedded.quotas import Quota, Quotas, Rate, Timed
 from tests.conftest import MS
 from tests.support.raw_client import RawClient, address, batch_of, produce_request
 
-TEN_SECONDS_WORTH = 100_000  # bytes of one request, at the rate that the tests allow
+TEN_SECONDS_WORTH = 100_000  # bytes of one request, at the rate of the tests
 BYTE_RATE = 10_000
 
 
@@ -36,7 +36,7 @@ class Client(RawClient):
 
 
 async def is_muted(client: RawClient, other: RawClient) -> bool:
-    """Whether a request stays unanswered while another client's are served."""
+    """Whether a request stays unanswered while those of another client are served."""
     wanted = MetadataRequest(topics=[])
     answer = asyncio.ensure_future(client.ask(wanted, 12))
     for _ in range(3):
@@ -47,7 +47,7 @@ async def is_muted(client: RawClient, other: RawClient) -> bool:
     return muted
 
 
-# The arithmetic
+# Arithmetic
 
 
 def throttles(limit: float, *recorded: tuple[float, float]) -> list[float]:
@@ -65,15 +65,15 @@ def throttles(limit: float, *recorded: tuple[float, float]) -> list[float]:
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [
-        # Ten windows count as passed, so ten seconds' worth is within the quota.
+        # Ten windows count as already over, so bytes for ten seconds are within the quota.
         ([(0.0, 10_000)], [0.0]),
         ([(0.0, 20_000)], [10.0]),
-        # Within a window values are summed up.
+        # The values within a window are added up.
         ([(0.0, 6_000), (0.5, 6_000)], [0.0, 1.5]),
-        # A second window makes the time longer over which the mean is taken, up to eleven.
+        # Each further window extends the time of the mean, up to eleven windows.
         ([(0.0, 10_000), (1.0, 1_000)], [0.0, 1.0]),
         ([(0.0, 10_000), (10.5, 1_000)], [0.0, 0.5]),
-        # What is older than eleven windows is forgotten.
+        # Values older than eleven windows are dropped.
         ([(0.0, 20_000), (11.0, 10_000)], [10.0, 0.0]),
         ([(0.0, 20_000), (500.0, 20_000)], [10.0, 10.0]),
     ],
@@ -101,7 +101,7 @@ def test_request_time_never_mutes_for_longer_than_a_window():
     assert quotas.throttle(0, "a", size=0, seconds=100.0, now=0.0) == 1.0
 
 
-def test_the_longer_of_both_throttles_counts():
+def test_the_longer_of_the_two_throttles_counts():
     quotas = Quotas()
     quotas.set("a", Quota(producer_byte_rate=1_000, request_percentage=1.0))
 
@@ -109,7 +109,7 @@ def test_the_longer_of_both_throttles_counts():
     assert quotas.throttle(0, "a", size=10_000, seconds=0.0, now=0.0) == 10.5
 
 
-def test_clients_are_counted_apart_and_brokers_too():
+def test_each_client_is_counted_separately_on_each_broker():
     quotas = Quotas()
     quotas.set(None, Quota(producer_byte_rate=1_000))
     quotas.set("large", Quota(producer_byte_rate=100_000))
@@ -120,7 +120,7 @@ def test_clients_are_counted_apart_and_brokers_too():
     assert found == [0.0, 10.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_quota_that_makes_no_sense_is_refused():
+def test_an_invalid_quota_is_rejected():
     with pytest.raises(ValueError, match=r"producer_byte_rate=0 must be above 0"):
         EmbeddedCluster().set_quota("a", producer_byte_rate=0)
     with pytest.raises(ValueError, match=r"request_percentage=-1 must be above 0"):
@@ -165,7 +165,7 @@ async def awaited(timed: Timed[str]) -> str:
 @pytest.mark.promise(
     "Test clusters", "quotas: the embedded broker answers first, then mutes the connection (KIP-219)"
 )
-async def test_above_its_byte_rate_a_client_is_answered_at_once_and_then_muted():
+async def test_a_client_above_its_byte_rate_is_answered_at_once_and_then_muted():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         cluster.set_quota("fast", producer_byte_rate=BYTE_RATE)
         async with Client(cluster, "fast") as fast, Client(cluster, "other") as other:
@@ -178,13 +178,13 @@ async def test_above_its_byte_rate_a_client_is_answered_at_once_and_then_muted()
             answered = loop.time()
             await fast.metadata("t")
             assert loop.time() - answered >= 0.025
-            # The rates are those of the client, not of a connection.
+            # The rate is counted by client, not by connection.
             async with Client(cluster, "fast") as again:
                 assert await again.throttle_of_a_large_request() > 9_000
                 assert await is_muted(again, other)
 
 
-async def test_a_client_that_waits_for_no_answers_is_muted_as_well():
+async def test_a_client_that_does_not_wait_for_answers_is_also_muted():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         cluster.set_quota(producer_byte_rate=BYTE_RATE)
         async with Client(cluster, "fast") as fast, Client(cluster, "other") as other:
@@ -196,14 +196,14 @@ async def test_a_client_that_waits_for_no_answers_is_muted_as_well():
 
 
 @pytest.mark.parametrize("version", [3, 5, 8, 12])
-async def test_every_produce_version_tells_its_throttle_time(version):
+async def test_every_produce_version_returns_the_throttle_time(version):
     async with EmbeddedCluster(topics={"t": 1}) as cluster, Client(cluster, "a") as client:
         cluster.set_quota("a", producer_byte_rate=100)
 
         assert await client.throttle_of_a_large_request(version) > 900_000
 
 
-async def test_request_time_counts_what_the_broker_works_and_not_what_a_request_waits_for():
+async def test_request_time_includes_the_work_of_the_broker_but_not_waits():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, Client(cluster, "a") as client:
         cluster.set_quota("a", request_percentage=0.1 * MS * 1000)
         wanted = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000)

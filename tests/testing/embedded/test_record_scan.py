@@ -1,4 +1,4 @@
-"""One pass over the records of a batch, against the decoder that reads them."""
+"""One pass over the records of a batch, compared with the decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.oracle import OracleRecord, encode_batch
 from tests.support.raw_client import NOW
 
 
-def test_records_are_stepped_over_as_they_are_read():
+def test_a_scan_finds_the_same_records_as_the_decoder():
     records = [
         OracleRecord(NOW + index, bytes(index) or None, bytes(3 * index), (("h", None), ("i", bytes(index))))
         for index in range(200)
@@ -31,7 +31,7 @@ def test_records_are_stepped_over_as_they_are_read():
 @pytest.mark.promise(
     "Test clusters", "the embedded cluster checks batches and their records in Kafka's order"
 )
-def test_every_cut_and_every_flipped_byte_is_refused_or_read():
+def test_every_truncation_and_every_changed_byte_is_rejected_or_read():
     payload = record(b"value", key=b"key", headers=b"\x02\x02h\x02v")
     header = read_header(batch_of_payload(payload))
 
@@ -43,4 +43,4 @@ def test_every_cut_and_every_flipped_byte_is_refused_or_read():
             try:
                 scan_records(payload[:at] + bytes([payload[at] ^ flip]) + payload[at + 1 :], header)
             except ProtocolError:
-                pass  # and nothing else
+                pass  # no other exception

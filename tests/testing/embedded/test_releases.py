@@ -1,4 +1,4 @@
-"""Brokers that behave like one release or another, and every version that they serve, asked and decoded."""
+"""Brokers that behave like different releases; every version that they serve is requested and decoded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.raw_client import NOW, RawClient, address, batch_of, produce_
 
 
 def request_of(cluster: EmbeddedCluster, api_key: ApiKey, version: int) -> Message:
-    """A request of a version that should succeed, or at least be answered."""
+    """A request for this version that should succeed, or at least be answered."""
     if api_key == ApiKey.PRODUCE:
         request = produce_request({("t", 0): batch_of(b"a")})
         if version >= 13:
@@ -69,7 +69,7 @@ def request_of(cluster: EmbeddedCluster, api_key: ApiKey, version: int) -> Messa
         return CreateTopicsRequest(topics=[wanted])
     if api_key == ApiKey.INIT_PRODUCER_ID:
         return InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
-    # The others need more than a request to succeed; whatever they answer is decoded here.
+    # The other requests can't succeed alone, but their answers are decoded.
     return REQUESTS[api_key]()
 
 
@@ -86,7 +86,7 @@ SUCCEED = {
 
 
 def errors_in(part: object) -> list[int]:
-    """All error codes of an answer, also those of its topics and partitions."""
+    """All error codes of an answer, including those of its topics and partitions."""
     if isinstance(part, list):
         return [error for item in part for error in errors_in(item)]
     fields = getattr(part, "FIELDS", ())
@@ -95,7 +95,7 @@ def errors_in(part: object) -> list[int]:
 
 
 @pytest.mark.promise("Test clusters", "the embedded cluster answers every served version of every API")
-async def test_every_served_version_of_every_api_answers_what_can_be_decoded():
+async def test_answers_of_every_served_version_of_every_api_can_be_decoded():
     async with EmbeddedCluster(versions="4.3", topics={"t": 1}) as cluster:
         asked: dict[ApiKey, list[int]] = {}
         for api_key, served in cluster.broker(0).release.versions.items():
@@ -113,7 +113,7 @@ async def test_every_served_version_of_every_api_answers_what_can_be_decoded():
         assert asked[ApiKey.PRODUCE] == list(range(3, 14))
 
 
-def test_an_embedded_cluster_serves_what_its_users_need():
+def test_an_embedded_cluster_serves_the_versions_that_its_users_need():
     served = release_named(RELEASES[-1]).versions
 
     assert {key: versions for key, versions in served.items() if key in SUCCEED} == {
@@ -129,7 +129,7 @@ def test_an_embedded_cluster_serves_what_its_users_need():
 
 
 @pytest.mark.parametrize("release", [*RELEASES, EVENT_HUBS])
-def test_what_a_release_serves_is_declared_and_has_a_handler(release):
+def test_all_apis_of_a_release_are_declared_and_have_handlers(release):
     for api_key, served in release_named(release).versions.items():
         declared = REQUESTS[api_key].versions
         assert declared.min <= served.min <= served.max <= declared.max
@@ -192,7 +192,7 @@ KAFKAS_RANGES = {
 
 
 @pytest.mark.parametrize("release", KAFKAS_RANGES)
-async def test_a_cluster_serves_of_other_apis_what_is_in_the_range_of_its_release(release):
+async def test_a_cluster_serves_other_apis_in_the_range_of_its_release(release):
     async with EmbeddedCluster(versions=release) as cluster, RawClient(address(cluster)) as client:
         response = await client.ask(ApiVersionsRequest(), 0)
 
@@ -204,19 +204,19 @@ async def test_a_cluster_serves_of_other_apis_what_is_in_the_range_of_its_releas
         assert told[api_key].max == min(kafkas.max, _SERVED[api_key].max)
 
 
-def test_an_api_that_came_later_is_not_served_before():
+def test_an_api_is_not_served_by_earlier_releases():
     assert ApiKey.SASL_AUTHENTICATE not in _ceilings("0.11")
     assert ApiKey.SASL_AUTHENTICATE not in release_named("0.11").versions
     assert _ceilings("1.0")[ApiKey.SASL_AUTHENTICATE] == 0
 
 
-def test_no_release_serves_less_than_the_one_before():
+def test_no_release_serves_less_than_the_previous_one():
     for older, newer in itertools.pairwise(RELEASES):
         before, after = _ceilings(older), _ceilings(newer)
         assert all(after[api_key] >= ceiling for api_key, ceiling in before.items())
 
 
-def test_an_unknown_release_is_refused_with_those_that_there_are():
+def test_an_unknown_release_is_rejected_with_a_list_of_the_known_ones():
     with pytest.raises(ValueError, match=r"versions='5\.0' is not one of 0\.11, .*4\.3, azure-event-hubs"):
         EmbeddedCluster(versions="5.0")
 
@@ -264,7 +264,7 @@ async def test_event_hubs_has_no_topic_ids_in_metadata_and_advertises_produce_wi
 
 
 @pytest.mark.promise("Test clusters", "embedded brokers behave like a release, or like Azure Event Hubs")
-async def test_event_hubs_cuts_off_who_asks_for_newer_api_versions():
+async def test_event_hubs_closes_the_connection_on_newer_api_versions():
     async with EmbeddedCluster(versions=EVENT_HUBS) as cluster:
         request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
         async with RawClient(address(cluster)) as client:
@@ -275,7 +275,7 @@ async def test_event_hubs_cuts_off_who_asks_for_newer_api_versions():
 
 
 @pytest.mark.parametrize("codec", Codec)
-async def test_event_hubs_takes_gzip_only(codec):
+async def test_event_hubs_accepts_only_gzip(codec):
     records = [OracleRecord(NOW, None, b"x")]
     payload = encode_records(records)
     if codec is not Codec.NONE:

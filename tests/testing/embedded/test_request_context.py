@@ -1,4 +1,4 @@
-"""One request on its way through a broker: the parts to which a scripted fault applies."""
+"""The context of a request in a broker: the parts to which a scripted fault applies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def request_context_of(*scripted: dict[str, object], principal: str = "User:alice") -> RequestContext:
-    """A Produce request to broker 0 of a cluster that is not started; it has met these faults."""
+    """The context of a Produce request, with these faults, to broker 0 of a cluster that is not started."""
     script = FaultScript()
     faults = [script.add(ApiKey.PRODUCE, **wishes) for wishes in scripted]
     header = RequestHeader(ApiKey.PRODUCE, 12, 1, "direct")
@@ -32,7 +32,7 @@ def test_version_and_release_are_those_of_the_request_and_its_broker():
     assert not one.release.transaction_version
 
 
-# Each row: the target of a fault, and whether it speaks for the request, for t, t-0, t-1, u-0.
+# Each row: the target of a fault, and whether it applies to the request, t, t-0, t-1 and u-0.
 NARROWNESS = [
     ({}, [True, True, True, True, True]),
     ({"topic": "t"}, [False, True, True, True, False]),
@@ -43,7 +43,7 @@ PARTS = [(None, None), ("t", None), ("t", 0), ("t", 1), ("u", 0)]
 
 
 @pytest.mark.parametrize(("target", "expected"), NARROWNESS)
-def test_a_fault_with_a_target_does_not_speak_for_more_than_it(target, expected):
+def test_a_fault_applies_only_to_its_target(target, expected):
     refusing = request_context_of({"error": 6, **target})
     omitting = request_context_of({"omit_partitions": True, **target})
 
@@ -51,7 +51,7 @@ def test_a_fault_with_a_target_does_not_speak_for_more_than_it(target, expected)
     assert [omitting.omits(*part) for part in PARTS[1:]] == expected[1:]
 
 
-def test_an_error_comes_before_or_after_the_work_and_never_twice():
+def test_an_error_applies_before_or_after_the_work_but_never_twice():
     early, late = request_context_of({"error": 6}), request_context_of({"error": 6, "after_append": True})
 
     assert (early.refusal("t", 0), early.late_error("t", 0)) == (NOT_LEADER, None)
@@ -70,7 +70,7 @@ def test_each_partition_has_the_error_of_its_own_fault():
     ]
 
 
-def test_a_fault_without_an_error_refuses_nothing_and_leaves_nothing_out():
+def test_a_fault_without_an_error_rejects_nothing_and_omits_nothing():
     one = request_context_of({"delay": 1.0})
 
     assert (one.refusal(), one.refusal("t", 0), one.late_error("t", 0)) == (None, None, None)

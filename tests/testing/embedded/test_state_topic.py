@@ -15,15 +15,15 @@ from tests.support.raw_client import NOW
 
 @pytest.mark.parametrize(
     ("key", "partition"),
-    # Hash codes 0, 97, 99162322, -862545276 and the smallest int, which Kafka takes for 0.
+    # The hash codes are 0, 97, 99162322, -862545276 and the smallest int, which Kafka replaces by 0.
     [("", 0), ("a", 47), ("hello", 22), ("Hello World", 26), ("polygenelubricants", 0)],
 )
-def test_the_partition_of_a_key_is_that_of_javas_hash_code(key, partition):
+def test_the_partition_of_a_key_follows_from_javas_hash_code(key, partition):
     assert partition_for(key, 50) == partition
 
 
 def counted(partition: Partition) -> int:
-    """A state for tests: how many records the log had when it was read."""
+    """A state for tests: the number of records in the log when it was read."""
     return len(partition.log.records())
 
 
@@ -32,7 +32,7 @@ def state_topic(cluster: EmbeddedCluster) -> StateTopic[int]:
 
 
 @pytest.mark.parametrize(("brokers", "replicas", "needed"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 3, 2)])
-async def test_the_topic_has_three_replicas_where_there_are_three_brokers(brokers, replicas, needed):
+async def test_the_topic_has_three_replicas_if_there_are_three_brokers(brokers, replicas, needed):
     async with EmbeddedCluster(brokers) as cluster:
         states = state_topic(cluster)
         assert not states.exists
@@ -44,14 +44,14 @@ async def test_the_topic_has_three_replicas_where_there_are_three_brokers(broker
         assert (len(partition.replicas), partition.effective_min_isr) == (replicas, needed)
 
 
-async def test_only_the_leader_knows_and_a_new_one_reads_the_log_again():
+async def test_only_the_leader_has_the_state_and_a_new_leader_reads_the_log_again():
     async with EmbeddedCluster(3) as cluster:
         states = state_topic(cluster)
         partition = states.partition_of("a")
         old = states.leader("a")
         assert states.state_at(old, "a") == 0
         states.append(partition, encode_batch([(b"k", b"v")], NOW))
-        assert states.state_at(old, "a") == 0, "what it has read it does not read again"
+        assert states.state_at(old, "a") == 0, "the log was read again"
 
         new = (old + 1) % 3
         cluster.move_leader(states.name, partition.index, new)
@@ -62,7 +62,7 @@ async def test_only_the_leader_knows_and_a_new_one_reads_the_log_again():
         assert dict(states.all_loaded())[partition] == 1
 
 
-async def test_while_loading_is_held_old_leaders_still_know_and_new_ones_do_not():
+async def test_while_loading_is_held_old_leaders_still_have_the_state_but_new_ones_do_not():
     async with EmbeddedCluster(3) as cluster:
         states = state_topic(cluster)
         partition, node = states.partition_of("a"), states.leader("a")
@@ -79,7 +79,7 @@ async def test_while_loading_is_held_old_leaders_still_know_and_new_ones_do_not(
         assert states.state_at(node, "a") == 0
 
 
-async def test_nothing_is_written_that_too_few_replicas_would_hold():
+async def test_nothing_is_written_with_too_few_replicas():
     async with EmbeddedCluster(3) as cluster:
         states = state_topic(cluster)
         partition = states.partition_of("a")

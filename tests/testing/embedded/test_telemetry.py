@@ -1,4 +1,4 @@
-"""The subscription of the cluster to clients' metrics, which has an id of its own."""
+"""The subscription of the cluster to clients' metrics, and its id."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from aioproducer.protocol.compression import Codec
 from aioproducer.testing.embedded.telemetry import ACCEPTED, Telemetry
 
 
-def test_at_first_nothing_is_asked_for():
+def test_at_first_there_is_no_subscription():
     telemetry = Telemetry()
     assert (telemetry.metrics, telemetry.accepted, telemetry.pushes) == ((), ACCEPTED, [])
 
 
-def test_each_subscription_has_an_id_of_its_own():
+def test_each_subscription_has_a_different_id():
     telemetry = Telemetry()
     ids = [telemetry.subscription_id]
     for metrics, options in (

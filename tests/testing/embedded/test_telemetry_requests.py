@@ -58,7 +58,7 @@ async def pushed(raw: RawClient, subscription: GetTelemetrySubscriptionsResponse
         ({"collects_metrics": True, "versions": "3.7"}, True),
     ],
 )
-async def test_the_apis_are_offered_by_brokers_that_collect_metrics(options, is_offered):
+async def test_only_brokers_that_collect_metrics_offer_the_apis(options, is_offered):
     async with client(**options) as (_, raw):
         offered = {row.api_key for row in (await raw.ask(ApiVersionsRequest(), 0)).api_keys}
     assert (offered >= set(APIS)) is is_offered
@@ -76,7 +76,7 @@ async def test_a_client_gets_an_id_once_and_the_subscription():
     assert (first.accepted_compression_types, first.delta_temporality) == ([3], True)
 
 
-async def test_what_is_pushed_is_kept():
+async def test_pushed_metrics_are_kept():
     async with client(collects_metrics=True) as (cluster, raw):
         subscription = await asked(raw)
         assert await pushed(raw, subscription) == 0
@@ -87,7 +87,7 @@ async def test_what_is_pushed_is_kept():
     ]
 
 
-async def test_what_a_client_may_not_do_is_refused():
+async def test_invalid_pushes_are_rejected():
     async with client(collects_metrics=True) as (cluster, raw):
         cluster.telemetry.subscribe([""], most_bytes=10, accepted=[Codec.GZIP])
         subscription = await asked(raw)

@@ -1,4 +1,4 @@
-"""The broker's side of TLS on a stream that is open already, over a pair of sockets."""
+"""The broker's side of TLS on a stream that is already open, over a pair of sockets."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ async def connected(
         try:
             yield reader, writer, client_reader, client_writer
         finally:
-            writer.close()  # before the client, who waits for our good-bye
+            writer.close()  # before the client, which waits for our close_notify
             client_writer.close()
             with contextlib.suppress(OSError, ssl.SSLError):
                 await client_writer.wait_closed()
 
 
-async def test_bytes_pass_in_both_directions_whole_and_in_any_portions():
-    sent = bytes(range(256)) * 1000  # longer than a record of TLS, and than one read
+async def test_bytes_pass_unchanged_in_both_directions_and_in_portions_of_any_size():
+    sent = bytes(range(256)) * 1000  # longer than a TLS record, and than one read
     async with connected() as (reader, writer, client_reader, client_writer):
         client_writer.write(sent)
         portions = [await reader.readexactly(size) for size in (1, 0, 99_999, len(sent) - 100_000)]
@@ -80,11 +80,11 @@ async def test_the_end_of_the_stream_within_a_request_is_an_incomplete_read():
         assert (caught.value.partial, caught.value.expected) == (b"half", 8)
 
 
-async def test_closing_says_good_bye_in_tls():
+async def test_closing_sends_close_notify():
     context = ssl.create_default_context(cadata=authority_pem())
 
     def read_to_the_end(there: socket.socket) -> list[bytes]:
-        """Fails if the stream ends without close_notify, which asyncio's own client would not notice."""
+        """Read everything; fail if the stream ends without close_notify, which asyncio's client would not notice."""
         there.settimeout(TIMEOUT)
         with context.wrap_socket(there, server_hostname="localhost", suppress_ragged_eofs=False) as tls:
             return [tls.recv(100), tls.recv(100)]
@@ -94,12 +94,12 @@ async def test_closing_says_good_bye_in_tls():
         _, writer = await secured(server_context(), *streams)
         writer.write(b"last")
         writer.close()
-        writer.close()  # once more changes nothing
+        writer.close()  # a second call changes nothing
 
         assert await reading == [b"last", b""]
 
 
-async def test_the_clients_certificate_is_asked_of_tls_and_all_else_of_the_socket():
+async def test_get_extra_info_returns_the_certificate_from_tls_and_the_rest_from_the_socket():
     async with connected(wants_certificate=True, certificate=True) as (_, writer, *_):
         subject = dict(pair for part in writer.get_extra_info("peercert")["subject"] for pair in part)
         assert subject["commonName"] == "alice"
@@ -108,7 +108,7 @@ async def test_the_clients_certificate_is_asked_of_tls_and_all_else_of_the_socke
         assert not writer.get_extra_info("peercert")
 
 
-async def test_a_client_that_goes_during_the_handshake_is_a_lost_connection():
+async def test_a_client_that_disconnects_during_the_handshake_is_a_lost_connection():
     async with pair() as (streams, there):
         there.send(b"\x16\x03\x01\x02\x00\x01")
         there.close()
@@ -117,7 +117,7 @@ async def test_a_client_that_goes_during_the_handshake_is_a_lost_connection():
             await secured(server_context(), *streams)
 
 
-async def test_a_client_is_sent_the_alert_that_says_why_its_handshake_failed():
+async def test_a_client_gets_the_alert_with_the_reason_why_its_handshake_failed():
     offer, answer = ssl.MemoryBIO(), ssl.MemoryBIO()
     old = ssl.create_default_context(cadata=authority_pem())
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -133,10 +133,10 @@ async def test_a_client_is_sent_the_alert_that_says_why_its_handshake_failed():
         await writer.drain()
 
         alert = await asyncio.get_running_loop().sock_recv(there, 100)
-        assert (alert[0], alert[-2:]) == (21, b"\x02F"), "an alert: fatal, protocol_version"
+        assert (alert[0], alert[-2:]) == (21, b"\x02F"), "not the fatal alert protocol_version"
 
 
-async def test_a_client_that_speaks_no_tls_is_refused():
+async def test_a_client_without_tls_is_rejected():
     async with pair() as (streams, there):
         there.send(b"\x00\x00\x00\x10 this is a Kafka request")
 

@@ -1,4 +1,4 @@
-"""Partitions as the brokers see them together: leaders, replicas in sync, the high watermark."""
+"""Partitions on all brokers: leaders, replicas in sync, the high watermark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 
 
-async def test_the_last_replica_in_sync_leaves_its_partition_without_leader():
+async def test_a_partition_has_no_leader_while_its_last_replica_in_sync_is_stopped():
     async with EmbeddedCluster(2, topics={"t": 2}, replication_factor=1) as cluster:
         await cluster.stop_broker(1)
         async with RawClient(address(cluster)) as client:
@@ -29,14 +29,14 @@ async def test_the_last_replica_in_sync_leaves_its_partition_without_leader():
 
 
 @pytest.mark.parametrize(("acks", "answered", "kept"), [(1, 0, [b"a"]), (-1, 6, [b"a"])])
-async def test_what_was_not_replicated_is_lost_when_the_leader_moves(acks, answered, kept):
+async def test_unreplicated_records_are_lost_when_the_leader_moves(acks, answered, kept):
     async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         await client.produce(batch_of(b"a"))
         cluster.hold_replication("t", 0)
         answer = asyncio.ensure_future(client.produce(batch_of(b"b"), acks=acks))
         await until(lambda: len(cluster.records("t")) == 2, TIMEOUT)
         if acks == 1:
-            # Acknowledged, and gone all the same.
+            # The record is acknowledged and still lost.
             await answer
         cluster.move_leader("t", 0, 1)
 
@@ -45,7 +45,7 @@ async def test_what_was_not_replicated_is_lost_when_the_leader_moves(acks, answe
 
 
 @pytest.mark.promise("Test clusters", "followers hold up acks=all while they are in the ISR, and only then")
-async def test_followers_that_are_not_in_sync_hold_up_nothing():
+async def test_followers_that_are_not_in_sync_delay_nothing():
     async with EmbeddedCluster(3, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)
         answer = asyncio.ensure_future(client.produce(batch_of(b"a")))
@@ -57,7 +57,7 @@ async def test_followers_that_are_not_in_sync_hold_up_nothing():
         assert (await asyncio.wait_for(answer, TIMEOUT)).error_code == 0
         assert (await asyncio.wait_for(client.produce(batch_of(b"b")), TIMEOUT)).error_code == 0
 
-        # Back in sync, they are as far as the high watermark, and fetch nothing yet.
+        # Back in sync, the followers have everything below the high watermark, but do not fetch yet.
         cluster.set_isr("t", 0, [0, 1, 2])
         await client.produce(batch_of(b"c"), acks=1)
         assert cluster.partition("t", 0).high_watermark == 2
@@ -66,7 +66,7 @@ async def test_followers_that_are_not_in_sync_hold_up_nothing():
 
 
 @pytest.mark.promise("Test clusters", "followers hold up acks=all while they are in the ISR, and only then")
-async def test_a_partition_without_followers_waits_for_nobody():
+async def test_a_partition_without_followers_does_not_wait():
     async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
         cluster.hold_replication("t", 0)
 
@@ -76,11 +76,11 @@ async def test_a_partition_without_followers_waits_for_nobody():
         assert len(cluster.records("t")) == 1
 
 
-# Partitions alone
+# Partitions without brokers
 
 
 def partition(replicas: int = 3, **config: object) -> Partition:
-    """It is led by broker 0, and all replicas are in sync."""
+    """A partition with broker 0 as leader and all replicas in sync."""
     return Partition("t", 0, range(replicas), LogConfig(**config))
 
 
@@ -106,39 +106,39 @@ def write(to: Partition, value: bytes = b"a") -> None:
         ("a\n", False),
     ],
 )
-def test_names_are_those_that_kafka_takes(name, is_valid):
+def test_valid_names_are_those_that_kafka_accepts(name, is_valid):
     assert is_valid_name(name) is is_valid
 
 
-def test_min_insync_replicas_is_never_more_than_there_are_replicas():
+def test_min_insync_replicas_is_limited_by_the_number_of_replicas():
     assert partition(3, min_insync_replicas=2).effective_min_isr == 2
     assert partition(1, min_insync_replicas=2).effective_min_isr == 1
 
 
-def test_a_leader_that_stops_hands_over_to_the_next_replica_in_sync_that_is_alive():
+def test_the_next_running_replica_in_sync_replaces_a_stopped_leader():
     one = partition()
     one.set_isr([0, 2])
     one.broker_stopped(0, alive={1, 2})
     assert (one.leader, one.leader_epoch, one.isr) == (2, 1, [2])
 
     one.broker_started(0)
-    assert (one.leader, sorted(one.isr)) == (2, [0, 2]), "it follows, and does not lead again"
+    assert (one.leader, sorted(one.isr)) == (2, [0, 2]), "the old leader leads again"
 
 
-def test_the_last_replica_in_sync_stays_so_and_must_come_back_before_the_others_can():
+def test_the_last_replica_in_sync_stays_in_sync_and_must_return_before_the_others():
     one = partition()
     one.set_isr([0])
     one.broker_stopped(0, alive={1, 2})
     assert (one.leader, one.isr) == (NO_LEADER, [0])
 
     one.broker_started(1)
-    assert (one.leader, one.isr) == (NO_LEADER, [0]), "it may lack records"
+    assert (one.leader, one.isr) == (NO_LEADER, [0]), "the new leader may lack records"
 
     one.broker_started(0)
     assert (one.leader, sorted(one.isr)) == (0, [0, 1])
 
 
-def test_a_replica_that_does_not_fetch_holds_up_the_high_watermark_while_it_is_in_sync():
+def test_a_replica_that_does_not_fetch_delays_the_high_watermark_while_it_is_in_sync():
     one = partition()
     one.stop_fetching(2)
     write(one)
@@ -151,7 +151,7 @@ def test_a_replica_that_does_not_fetch_holds_up_the_high_watermark_while_it_is_i
     assert (one.high_watermark, sorted(one.isr)) == (2, [0, 1, 2])
 
 
-def test_an_election_cuts_off_what_was_not_replicated():
+def test_an_election_truncates_unreplicated_records():
     one = partition()
     write(one)
     one.hold_replication()
@@ -165,7 +165,7 @@ def test_an_election_cuts_off_what_was_not_replicated():
 # Waiting
 
 
-async def test_waiting_looks_again_after_each_change_of_any_of_the_partitions():
+async def test_waiting_checks_again_after_each_change_of_any_of_the_partitions():
     first, second = partition(), partition()
     looks = 0
 
@@ -186,7 +186,7 @@ async def test_waiting_looks_again_after_each_change_of_any_of_the_partitions():
     assert await waiting
 
 
-async def test_waiting_ends_with_its_time_and_leaves_no_watcher():
+async def test_waiting_ends_at_its_time_limit_and_leaves_no_watcher():
     one = partition()
 
     assert await wait_until([one], lambda: True, 0)

@@ -16,7 +16,7 @@ from aioproducer.testing import EmbeddedCluster
 
 T = TypeVar("T")
 
-WAIT = 30.0  # seconds; more than any of this takes on a slow machine
+WAIT = 30.0  # seconds; longer than any step takes on a slow machine
 
 releases = pytest.mark.parametrize(("versions", "tv"), [("2.1", 0), ("3.9", 0), ("4.3", 2)])
 
@@ -68,7 +68,7 @@ def librdkafka_consumer(servers: str, isolation_level: str) -> confluent_kafka.C
 
 
 def librdkafka_reads(servers: str, isolation_level: str) -> list[bytes]:
-    """Everything up to the end of the three partitions."""
+    """Read the three partitions to their ends; return the values, sorted."""
     consumer = librdkafka_consumer(servers, isolation_level)
     beginning = confluent_kafka.OFFSET_BEGINNING
     consumer.assign([confluent_kafka.TopicPartition("t", index, beginning) for index in range(3)])
@@ -90,7 +90,7 @@ def librdkafka_reads(servers: str, isolation_level: str) -> list[bytes]:
 
 
 async def aiokafka_reads(servers: str, isolation_level: str) -> list[bytes]:
-    """Everything up to the end of the three partitions."""
+    """Read the three partitions to their ends; return the values, sorted."""
     consumer = aiokafka.AIOKafkaConsumer(
         bootstrap_servers=servers,
         group_id=None,
@@ -113,7 +113,7 @@ async def aiokafka_reads(servers: str, isolation_level: str) -> list[bytes]:
 
 
 async def check_what_is_read(cluster: EmbeddedCluster) -> None:
-    """Consumers of both clients and the cluster itself agree."""
+    """Assert that the consumers of both clients and the cluster itself agree."""
     servers = cluster.bootstrap_servers
     assert sorted(record.value for record in cluster.records("t", committed=True)) == COMMITTED
     assert await in_thread(lambda: librdkafka_reads(servers, "read_committed")) == COMMITTED

@@ -12,7 +12,7 @@ def test_the_first_record_of_an_open_transaction_is_the_last_stable_offset():
     index.begin(7, 6)
     assert index.last_stable_offset(10) == 4
     index.end(7, 7, commit=True)
-    assert index.last_stable_offset(7) == 4  # the marker is not replicated yet
+    assert index.last_stable_offset(7) == 4  # the marker is not yet replicated
     assert index.last_stable_offset(10) == 5
     index.end(8, 8, commit=False)
     assert index.last_stable_offset(10) == 10

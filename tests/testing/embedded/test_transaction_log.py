@@ -46,7 +46,7 @@ def state(name: str, to: TransactionStatus = TransactionStatus.EMPTY, epoch: int
     return TransactionMetadata(name, producer_id=7, timeout_ms=1000, state=to, producer_epoch=epoch)
 
 
-def test_a_log_adds_up_to_the_last_state_of_each_transactional_id():
+def test_a_log_contains_the_last_state_of_each_transactional_id():
     log = PartitionLog(LogConfig())
     written = [
         state("a"),
@@ -62,7 +62,7 @@ def test_a_log_adds_up_to_the_last_state_of_each_transactional_id():
     assert read_states(log) == {"a": written[2], "c": written[4]}
 
 
-def test_version_0_knows_neither_other_producer_ids_nor_the_clients_version():
+def test_version_0_has_no_other_producer_ids_and_no_client_version():
     metadata = replace(state("txn"), previous_producer_id=5, next_producer_id=9, client_version=2)
 
     value = encoded_value(metadata, 0)
@@ -72,7 +72,7 @@ def test_version_0_knows_neither_other_producer_ids_nor_the_clients_version():
     assert decoded(encoded_key("txn"), value) == state("txn")
 
 
-def test_a_record_of_a_version_to_come_is_refused():
+def test_a_record_of_a_future_version_is_rejected():
     value = encoded_value(state("txn"), 1)
     assert value is not None
 

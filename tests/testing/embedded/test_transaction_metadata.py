@@ -1,4 +1,4 @@
-"""The states of a transactional id: the transition for each request, and the rejected ones."""
+"""The states of a transactional id: its transitions for each request, and the rejected requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ME = ProducerIdAndEpoch(7, 3)
 )
 @pytest.mark.parametrize("before", TransactionStatus)
 @pytest.mark.parametrize("after", TransactionStatus)
-def test_the_table_says_which_state_may_follow_which(before, after):
+def test_only_the_transitions_of_the_table_are_possible(before, after):
     one = transaction(before)
     to = replace(one.metadata, state=after)
 
@@ -66,7 +66,7 @@ def test_the_table_says_which_state_may_follow_which(before, after):
         assert one.pending is None
 
 
-def test_only_a_dead_transactional_id_stays_what_it_is_for_ever():
+def test_only_a_dead_transactional_id_never_changes():
     assert [state for state, after in TRANSITIONS.items() if not after] == [TransactionStatus.DEAD]
     assert set(itertools.chain(*TRANSITIONS.values())) == set(TransactionStatus)
 
@@ -83,7 +83,7 @@ REQUESTS: dict[str, Callable[[TransactionalId], TransactionMetadata]] = {
 }
 
 _S = TransactionStatus
-# What a producer with the current epoch is answered in each state: the state it leads to, or the code.
+# The answer to a producer with the current epoch in each state: the next state, or an error code.
 ANSWERS: dict[str, dict[TransactionStatus, TransactionStatus | ErrorCode]] = {
     "init": {
         _S.EMPTY: _S.EMPTY,
@@ -155,7 +155,7 @@ def test_each_request_in_each_state(request_name, state, expected):
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_while_a_state_is_being_written_everybody_is_told_to_come_back(name):
+def test_while_a_state_is_being_written_requests_are_rejected_with_concurrent_transactions(name):
     one = transaction(TransactionStatus.ONGOING)
     one.end(*ME, commit=True, now_ms=9)
 
@@ -163,7 +163,7 @@ def test_while_a_state_is_being_written_everybody_is_told_to_come_back(name):
         REQUESTS[name](one)
 
 
-def test_a_write_that_fails_leaves_everything_as_it_was():
+def test_a_failed_write_changes_nothing():
     one = transaction(TransactionStatus.ONGOING)
     before = one.metadata
     one.end_and_bump(*ME, commit=True, now_ms=9, new_producer_id=lambda: 99)
@@ -190,7 +190,7 @@ def test_the_last_epoch_ends_with_a_new_producer_id_whose_marker_has_the_reserve
 
 
 @pytest.mark.parametrize("epoch", [LAST_EPOCH, MAX_EPOCH])
-def test_init_producer_id_gives_a_new_producer_id_when_the_epochs_are_used_up(epoch):
+def test_init_producer_id_returns_a_new_producer_id_when_the_epochs_are_used_up(epoch):
     one = transaction(producer_epoch=epoch)
 
     to = one.init_producer_id(None, timeout_ms=1, now_ms=9, server_version=2, new_producer_id=lambda: 99)
@@ -198,7 +198,7 @@ def test_init_producer_id_gives_a_new_producer_id_when_the_epochs_are_used_up(ep
     assert to.identity == (99, 0)
 
 
-def test_whoever_missed_the_new_producer_id_is_told_again():
+def test_a_producer_that_missed_the_new_producer_id_gets_it_again():
     one = transaction(producer_epoch=LAST_EPOCH)
     expected = ProducerIdAndEpoch(7, LAST_EPOCH)
 

@@ -68,12 +68,12 @@ async def test_every_version_of_every_request_makes_a_transaction(version, commi
 
 
 @pytest.mark.parametrize("version", range(3, 14))
-async def test_every_version_of_produce_takes_a_transactional_batch(version):
+async def test_every_version_of_produce_accepts_a_transactional_batch(version):
     async with staged() as (cluster, on):
         me = await on.init()
         await on.added(me, 0)
         if version == 13:
-            # Topics have ids there.
+            # Version 13 has topic ids.
             batch = {("", 0): txn_batch(me, 0, b"x")}
             request = on.produce_request(batch)
             request.topic_data[0].topic_id = cluster.topics["t"].topic_id
@@ -100,7 +100,7 @@ async def features(client: RawClient, version: int) -> tuple[dict[str, Any], dic
     ("versions", "level", "finalized"),
     [("4.0", 2, 2), ("4.3", 1, 1), ("4.3", 0, None), ("3.9", 2, None), ("2.4", 2, None)],
 )
-async def test_the_feature_says_which_transactions_the_cluster_speaks(versions, level, finalized):
+async def test_the_feature_is_the_version_of_transactions_of_the_cluster(versions, level, finalized):
     async with (
         EmbeddedCluster(versions=versions, transaction_version=level) as cluster,
         RawClient(address(cluster)) as client,
@@ -108,7 +108,7 @@ async def test_the_feature_says_which_transactions_the_cluster_speaks(versions, 
         assert cluster.transactions.version == (finalized or 0)
         has_feature = versions >= "4.0"
         for version in (3, 4) if versions >= "3.9" else (3,):
-            # A feature that is supported from level 0 on would confuse clients of version 3.
+            # Version 3 omits features with a minimum level of 0, because its clients do not support them.
             supported = {"transaction.version": (0, 2)} if has_feature and version == 4 else {}
             expected = {"transaction.version": (finalized, finalized)} if finalized else {}
             assert await features(client, version) == (supported, expected)
@@ -149,7 +149,7 @@ EACH_API: dict[ApiKey, Request] = {
 
 
 def trace(cluster: EmbeddedCluster) -> tuple[object, ...]:
-    """What a request leaves behind."""
+    """The state that a request can change."""
     known = cluster.transactions.describe("txn")
     assert known is not None
     offsets = cluster.groups.partition_of("group").log.end_offset
@@ -157,7 +157,7 @@ def trace(cluster: EmbeddedCluster) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("api_key", EACH_API)
-async def test_a_request_is_executed_although_its_answer_is_dropped(api_key):
+async def test_a_request_is_executed_even_if_its_answer_is_dropped(api_key):
     async with staged() as (cluster, on):
         me = await on.init()
         before = trace(cluster)
@@ -168,7 +168,7 @@ async def test_a_request_is_executed_although_its_answer_is_dropped(api_key):
 
 
 @pytest.mark.parametrize("api_key", EACH_API)
-async def test_a_request_that_is_dropped_before_does_nothing(api_key):
+async def test_a_request_that_is_dropped_before_the_work_has_no_effect(api_key):
     async with staged() as (cluster, on):
         me = await on.init()
         before = trace(cluster)
@@ -180,7 +180,7 @@ async def test_a_request_that_is_dropped_before_does_nothing(api_key):
 
 @pytest.mark.parametrize("api_key", EACH_API)
 @pytest.mark.parametrize("after_append", [False, True])
-async def test_a_scripted_error_is_answered_instead_of_the_request_or_after_it(api_key, after_append):
+async def test_a_scripted_error_is_returned_instead_of_the_work_or_after_it(api_key, after_append):
     async with staged() as (cluster, on):
         me = await on.init()
         before = trace(cluster)
@@ -191,7 +191,7 @@ async def test_a_scripted_error_is_answered_instead_of_the_request_or_after_it(a
         assert (trace(cluster) != before) is after_append
 
 
-async def test_end_txn_is_executed_when_its_sender_is_gone():
+async def test_end_txn_is_executed_even_if_its_sender_has_disconnected():
     async with staged() as (cluster, on):
         me = await on.begin()
         async with RawClient(address(cluster)) as gone:
@@ -207,7 +207,7 @@ async def ended_soon(cluster: EmbeddedCluster) -> str:
     return await ended(cluster)
 
 
-async def test_faults_for_partitions_to_add_are_as_narrow_as_the_script_says():
+async def test_faults_for_partitions_to_add_apply_only_to_their_targets():
     async with staged() as (cluster, on):
         me = await on.init()
         cluster.faults.add(ApiKey.ADD_PARTITIONS_TO_TXN, error=3, topic="t", partition=1)
@@ -218,7 +218,7 @@ async def test_faults_for_partitions_to_add_are_as_narrow_as_the_script_says():
 # Rights
 
 
-async def test_transactional_ids_and_topics_that_may_not_be_used_are_refused():
+async def test_transactional_ids_and_topics_without_the_rights_are_rejected():
     async with staged() as (cluster, on):
         me = await on.begin()
         denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -246,13 +246,13 @@ async def test_transactional_ids_and_topics_that_may_not_be_used_are_refused():
         assert known.partitions == (("t", 0), ("t", 1))
 
 
-# What consumers are given
+# Answers to consumers
 
 
 @pytest.mark.promise(
     "Test clusters", "consumers of the embedded cluster see only committed transactions with read_committed"
 )
-async def test_an_open_transaction_holds_back_everything_behind_its_first_record():
+async def test_an_open_transaction_holds_back_everything_after_its_first_record():
     async with staged() as (cluster, on):
         other = Stage(on.client, 2, "t", "other", "group")
         await on.client.produce(batch_of(b"plain"))
@@ -286,7 +286,7 @@ async def latest(on: Stage, isolation_level: int) -> int:
     return response.topics[0].partitions[0].offset
 
 
-async def test_aborted_transactions_are_told_to_whoever_reads_their_records():
+async def test_a_fetch_lists_the_aborted_transactions_of_its_records():
     async with staged() as (_, on):
         firsts = []
         for number in range(4):
@@ -296,14 +296,14 @@ async def test_aborted_transactions_are_told_to_whoever_reads_their_records():
             await (on.abort if number % 2 else on.commit)(me)
         aborted = [(producer_id, offset) for offset, producer_id in firsts[1::2]]
         assert (await on.fetch()).aborted == aborted
-        assert (await on.fetch(offset=aborted[0][1] + 1)).aborted == aborted  # its marker is still to come
+        assert (await on.fetch(offset=aborted[0][1] + 1)).aborted == aborted  # its marker comes later
         assert (await on.fetch(offset=aborted[0][1] + 2)).aborted == aborted[1:]
         assert (await on.fetch(offset=aborted[1][1] + 2)).aborted == []
         assert await on.visible() == [b"0", b"2"]
 
 
 @pytest.mark.parametrize("version", range(4, 13))
-async def test_every_version_of_fetch_knows_the_isolation_level(version):
+async def test_every_version_of_fetch_respects_the_isolation_level(version):
     async with staged() as (_, on):
         me = await on.begin()
         await on.abort(me)
@@ -313,7 +313,7 @@ async def test_every_version_of_fetch_knows_the_isolation_level(version):
         assert (await on.fetch(version=version, committed=False)).values == [b"first"]
 
 
-async def test_records_of_a_transaction_that_are_lost_with_their_leader_are_no_part_of_it():
+async def test_records_that_are_lost_with_their_leader_are_not_part_of_the_transaction():
     async with staged(brokers=3) as (cluster, first):
         node = cluster.leader("t", 0)
         cluster.transactions.move("txn", node)
@@ -326,7 +326,7 @@ async def test_records_of_a_transaction_that_are_lost_with_their_leader_are_no_p
             assert answer.error_code == OK
             cluster.move_leader("t", 0, node)
             cluster.release_replication("t", 0)
-            # The new leader asks the coordinator anew, which knows the partition.
+            # The new leader asks the coordinator again, which knows the partition.
             assert cluster.log("t", 0).end_offset == 0
             assert await on.produce(me, 0, b"again", version=12) == OK
             await on.commit(me)
@@ -334,7 +334,7 @@ async def test_records_of_a_transaction_that_are_lost_with_their_leader_are_no_p
             assert first.name == "txn"
 
 
-async def test_internal_topics_are_written_by_brokers_only():
+async def test_only_brokers_write_to_internal_topics():
     async with staged() as (cluster, on):
         me = await on.init()
         await on.commit_offset(me, 1, version=5)
@@ -344,7 +344,7 @@ async def test_internal_topics_are_written_by_brokers_only():
             assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
-async def test_an_epoch_that_ended_does_not_end_another_transaction():
+async def test_an_epoch_of_an_ended_transaction_can_not_end_another_one():
     async with staged(1) as (cluster, on):
         me = await on.begin()
         assert (await on.end(me, commit=True, version=5)).epoch == me.epoch + 1
@@ -355,7 +355,7 @@ async def test_an_epoch_that_ended_does_not_end_another_transaction():
 # Producer ids without transactions
 
 
-async def test_producer_ids_are_never_given_twice():
+async def test_producer_ids_are_never_assigned_twice():
     async with EmbeddedCluster(2) as cluster:
         ids = []
         for node in (0, 1, 0):
@@ -378,10 +378,10 @@ async def test_an_empty_transactional_id_is_an_invalid_request():
         assert response.error_code == ErrorCode.INVALID_REQUEST
 
 
-# The handler alone
+# The handler without connections
 
 
-async def test_a_partition_that_is_left_out_of_the_answer_is_added_all_the_same():
+async def test_a_partition_that_is_omitted_from_the_answer_is_still_added():
     async with staged() as (cluster, on):
         me = await on.init()
         request = AddPartitionsToTxnRequest(

@@ -85,7 +85,7 @@ async def test_an_answer_waits_until_the_state_is_replicated(tv):
         assert (await within_deadline(cluster.transactions.wait_ended("txn"))).state.name == "COMPLETE_COMMIT"
 
 
-async def test_partitions_that_are_in_the_transaction_already_need_no_new_state():
+async def test_partitions_that_are_already_in_the_transaction_need_no_new_state():
     async with staged(1) as (cluster, on):
         me = await on.init()
         assert await on.add(me, 0, 1) == [OK, OK]
@@ -95,7 +95,7 @@ async def test_partitions_that_are_in_the_transaction_already_need_no_new_state(
         assert states(cluster) == ["EMPTY", "ONGOING", "ONGOING"]
 
 
-async def test_a_state_that_is_lost_with_its_leader_was_never_answered():
+async def test_a_state_that_is_lost_with_its_leader_is_answered_with_an_error():
     async with staged(2, 3) as (cluster, on):
         me = await on.begin()
         partition = partition_for("txn", 50)
@@ -112,7 +112,7 @@ async def test_a_state_that_is_lost_with_its_leader_was_never_answered():
         assert await on.visible() == []
 
 
-async def test_a_state_that_too_few_replicas_would_hold_is_not_written():
+async def test_a_state_is_not_written_with_too_few_replicas():
     async with staged(2, 3) as (cluster, on):
         me = await on.begin()
         cluster.set_isr(TOPIC, partition_for("txn", 50), [])
@@ -127,21 +127,21 @@ async def test_a_state_that_too_few_replicas_would_hold_is_not_written():
     "Test clusters", "no write needs more replicas in sync than exist, not even a coordinator's"
 )
 @pytest.mark.parametrize("brokers", [1, 3])
-async def test_transactions_do_not_need_more_replicas_than_there_are(brokers):
+async def test_transactions_do_not_need_more_replicas_than_exist(brokers):
     async with staged(2, brokers, min_insync_replicas=4) as (cluster, on):
         me = await on.begin()
         await on.commit(me)
         assert states(cluster)[-1] == "COMPLETE_COMMIT"
 
 
-# Where the coordinator is
+# The location of the coordinator
 
 
 @pytest.mark.promise(
     "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
 )
 @levels
-async def test_a_coordinator_that_moved_knows_what_the_log_says(tv):
+async def test_a_new_coordinator_has_the_state_from_the_log(tv):
     async with staged(tv, 3) as (cluster, on):
         me = await on.begin()
         old = cluster.transactions.node("txn")
@@ -164,7 +164,7 @@ async def test_a_coordinator_that_moved_knows_what_the_log_says(tv):
 
 
 @levels
-async def test_a_transaction_that_was_prepared_is_ended_by_the_next_coordinator(tv):
+async def test_the_next_coordinator_ends_a_prepared_transaction(tv):
     async with staged(tv, 3) as (cluster, on):
         me = await on.begin()
         cluster.transactions.hold_markers()
@@ -186,7 +186,7 @@ async def test_a_transaction_that_was_prepared_is_ended_by_the_next_coordinator(
 @pytest.mark.promise(
     "Test clusters", "a transaction whose end too few replicas could store is ended once they are back"
 )
-async def test_a_transaction_that_too_few_replicas_would_hold_is_ended_when_they_are_back():
+async def test_the_end_of_a_transaction_waits_until_enough_replicas_are_back():
     async with staged(2, 3) as (cluster, on):
         me = await on.begin()
         cluster.transactions.hold_markers()
@@ -197,7 +197,7 @@ async def test_a_transaction_that_too_few_replicas_would_hold_is_ended_when_they
         for node in followers:
             await cluster.stop_broker(node)
         cluster.transactions.release_markers()
-        # The marker is there; that the transaction is complete can't be written.
+        # The marker is written, but the state COMPLETE_COMMIT can't be.
         await until(lambda: any(batch.header.is_control for batch in cluster.batches("t", 0)), TIMEOUT)
         assert states(cluster)[-1] == "PREPARE_COMMIT"
         for node in followers:
@@ -206,7 +206,7 @@ async def test_a_transaction_that_too_few_replicas_would_hold_is_ended_when_they
 
 
 @levels
-async def test_the_next_coordinator_waits_for_the_markers_too(tv):
+async def test_the_next_coordinator_also_waits_for_the_markers(tv):
     async with staged(tv, 3) as (cluster, on):
         me = await on.begin()
         cluster.transactions.hold_markers()
@@ -271,7 +271,7 @@ async def test_transactions_time_out_by_the_clusters_clock(tv):
         assert await on.write(me, 1) == OLD_EPOCH
 
 
-async def test_a_transactional_id_that_was_not_used_for_long_is_forgotten():
+async def test_a_transactional_id_that_was_not_used_for_a_long_time_is_forgotten():
     async with staged() as (cluster, on):
         me = await on.begin()
         with pytest.raises(TransactionRefused, match="CONCURRENT_TRANSACTIONS"):
@@ -279,7 +279,7 @@ async def test_a_transactional_id_that_was_not_used_for_long_is_forgotten():
         after = await on.commit(me)
         cluster.transactions.expire("txn")
         assert cluster.transactions.describe("txn") is None
-        # A tombstone says so to the next coordinator as well.
+        # The next coordinator also forgets it, because of the tombstone.
         partition = cluster.partition(TOPIC, partition_for("txn", 50))
         partition.move_leader(partition.leader)
         assert cluster.transactions.describe("txn") is None
@@ -291,7 +291,7 @@ async def test_a_transactional_id_that_was_not_used_for_long_is_forgotten():
         assert fresh.producer_id != me.producer_id
 
 
-async def test_a_state_that_is_not_replicated_in_time_is_answered_so_and_counts_later(monkeypatch):
+async def test_a_state_that_is_not_replicated_in_time_is_an_error_but_counts_later(monkeypatch):
     monkeypatch.setattr(transactions, "WRITE_TIMEOUT", 50 * MS)
     async with staged(2, 3) as (cluster, on):
         me = await on.begin()

@@ -42,19 +42,19 @@ def test_a_batch_that_needs_no_change_is_not_copied():
     assert valid.header == read_header(batch)
 
 
-def test_what_stands_behind_the_batch_is_left_out():
+def test_bytes_after_the_batch_are_left_out():
     batch = batch_of(b"a")
 
     assert validated(batch + batch[:50]).data == batch
 
 
-def test_no_batch_is_refused():
+def test_a_missing_batch_is_rejected():
     for nothing in (None, b"", batch_of(b"x")[:-1]):
         assert refusal(nothing).code is ErrorCode.INVALID_RECORD
 
 
 def changed(format: str, at: int, value: int, batch: bytes | None = None) -> bytes:
-    """A batch with another number in its header, and the right checksum."""
+    """A batch with another number in its header, and a correct checksum."""
     data = bytearray(batch_of(b"a", b"b") if batch is None else batch)
     struct.pack_into(format, data, at, value)
     struct.pack_into(">I", data, CRC_AT, crc32c.crc32c(bytes(data[ATTRIBUTES_AT:])))
@@ -77,12 +77,14 @@ REPACKED_LATER = LogConfig(compression_type="gzip", message_timestamp_type="LogA
     ],
     ids=["base time", "time", "producer id", "producer id, epoch 0", "producer id, sequence 0"],
 )
-def test_kafka_refuses_to_pack_negative_times_and_half_a_producer_again(batch, config):
+def test_kafka_can_not_recompress_negative_times_and_incomplete_producer_ids(batch, config):
     assert refusal(batch, config).code is ErrorCode.UNKNOWN_SERVER_ERROR
-    assert validated(batch).header.base_timestamp == read_header(batch).base_timestamp, "it is kept as it is"
+    assert validated(batch).header.base_timestamp == read_header(batch).base_timestamp, (
+        "the batch was changed"
+    )
 
 
-def test_a_negative_producer_id_with_epoch_and_sequence_is_packed_again():
+def test_a_negative_producer_id_with_epoch_and_sequence_is_recompressed():
     batch = changed(">i", 53, 0, changed(">h", 51, 0, changed(">q", 43, -2)))
 
     assert validated(batch, REPACKED).header.producer_id == -2
@@ -99,7 +101,7 @@ def test_an_unknown_codec_below_version_7_fails_the_request(codec):
 
 
 def short(length: int) -> bytes:
-    """A batch that is as long as it says, and shorter than a header."""
+    """A batch with a correct length that is shorter than a header."""
     data = bytearray(batch_of(b"a")[: 12 + length])
     struct.pack_into(">i", data, 8, length)
     return bytes(data)
@@ -120,7 +122,7 @@ async def test_a_batch_without_a_whole_producer_id_fails_the_request(length, ver
         assert cluster.records("t") == []
 
 
-async def test_a_batch_with_a_producer_id_and_no_whole_header_concerns_its_partition_alone():
+async def test_a_batch_with_a_producer_id_and_an_incomplete_header_affects_only_its_partition():
     async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         request = produce_request({("t", 0): short(39), ("t", 1): batch_of(b"a")})
         response = await client.ask(request, 9)
@@ -141,7 +143,7 @@ def test_log_append_time_is_written_with_a_new_checksum():
     "Test clusters", "the embedded cluster checks batches and their records in Kafka's order"
 )
 @pytest.mark.parametrize("codec", PACKED)
-def test_a_topics_codec_packs_the_records_anew(codec: Codec):
+def test_records_are_recompressed_with_the_codec_of_the_topic(codec: Codec):
     records = [OracleRecord(NOW, b"k", b"v" * 100), OracleRecord(NOW - 5, None, None, (("h", b"1"),))]
     batch = encode_batch(records, producer_id=7, producer_epoch=1, base_sequence=3)
 
@@ -157,7 +159,7 @@ def test_a_topics_codec_packs_the_records_anew(codec: Codec):
 @pytest.mark.promise(
     "Test clusters", "the embedded cluster checks batches and their records in Kafka's order"
 )
-def test_all_records_that_are_to_blame_are_named():
+def test_all_invalid_records_are_named():
     config = LogConfig(cleanup_policy="compact", message_timestamp_after_max_ms=HOUR_MS)
     good, keyless = OracleRecord(NOW, b"k"), OracleRecord(NOW)
     early = OracleRecord(NOW + HOUR_MS + 1, b"k")
@@ -170,7 +172,7 @@ def test_all_records_that_are_to_blame_are_named():
     assert refusal(encode_batch([good, keyless]), config).code is ErrorCode.INVALID_RECORD
 
 
-def test_a_timestamp_may_be_as_far_away_as_the_topic_says():
+def test_timestamps_are_accepted_up_to_the_limits_of_the_topic():
     config = LogConfig(message_timestamp_after_max_ms=10, message_timestamp_before_max_ms=20)
 
     for allowed in (NOW + 10, NOW - 20, -1):

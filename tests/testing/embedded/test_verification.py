@@ -1,5 +1,4 @@
-"""The leader's question whether a batch belongs to a transaction: the time at which it is asked, and the handling of
-the answer."""
+"""Verification: a leader asks the coordinator whether a batch belongs to a transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tests.support.transaction_stage import OK, Stage
 
 
 @levels
-async def test_once_a_partition_is_written_to_the_coordinator_may_be_gone(tv):
+async def test_the_coordinator_is_not_needed_for_a_partition_that_was_already_written_to(tv):
     async with staged(tv, 3) as (cluster, on):
         me = await on.begin()
         coordinator = (cluster.transactions.node("txn") + 1) % 3
@@ -73,7 +72,7 @@ async def test_a_leader_asks_again_while_markers_are_written():
 
 
 @pytest.mark.parametrize("version", [9, 11, 12])
-async def test_a_scripted_refusal_of_the_question_has_kafkas_text(version):
+async def test_a_scripted_verification_error_has_kafkas_text(version):
     async with staged() as (cluster, on):
         me = await on.init()
         await on.added(me, 0, 1)
@@ -90,7 +89,7 @@ async def test_a_scripted_refusal_of_the_question_has_kafkas_text(version):
         assert (await on.produce_once(me, 0, version=version)).error_code == OK
 
 
-async def test_a_refused_question_is_told_to_groups_as_a_log_that_is_being_read():
+async def test_a_failed_verification_is_a_coordinator_load_in_progress_error_for_groups():
     async with staged() as (cluster, on):
         me = await on.init()
         cluster.transactions.refuse_verification()
@@ -99,7 +98,7 @@ async def test_a_refused_question_is_told_to_groups_as_a_log_that_is_being_read(
         assert await on.commit_offset(me, 1, version=5) == OK
 
 
-async def test_before_kafka_3_6_nobody_asks():
+async def test_before_kafka_3_6_batches_are_not_verified():
     async with (
         EmbeddedCluster(topics={"t": 1}, versions="3.5") as cluster,
         RawClient(address(cluster)) as client,
@@ -114,12 +113,12 @@ async def test_before_kafka_3_6_nobody_asks():
         assert await on.visible() == [b"x"]
 
 
-# The question alone
+# Verification without requests
 
 
 @pytest.mark.parametrize(
     ("version", "abortable_since", "support"),
-    # Produce knows TRANSACTION_ABORTABLE from version 11 on, TxnOffsetCommit from 4 on (KIP-890).
+    # TRANSACTION_ABORTABLE exists since version 11 of Produce and version 4 of TxnOffsetCommit (KIP-890).
     [
         (9, 11, Support.NOTHING),
         (10, 11, Support.NOTHING),
@@ -131,11 +130,11 @@ async def test_before_kafka_3_6_nobody_asks():
         (5, 4, Support.ADDS),
     ],
 )
-def test_the_version_of_a_request_says_what_its_client_knows(version, abortable_since, support):
+def test_the_version_of_a_request_shows_which_errors_its_client_knows(version, abortable_since, support):
     assert Support.of(version, abortable_since) is support
 
 
-def test_scripted_answers_go_to_the_questions_that_they_are_meant_for():
+def test_scripted_answers_apply_only_to_their_partitions():
     faults = VerificationFaults()
     faults.add(ErrorCode.NETWORK_EXCEPTION, "t", 1, 1)
     faults.add(ErrorCode.NOT_COORDINATOR, None, None, 2)
@@ -159,7 +158,7 @@ def test_scripted_answers_go_to_the_questions_that_they_are_meant_for():
         (Support.ADDS, OK),
     ],
 )
-async def test_only_partitions_without_records_of_the_transaction_are_asked_about(support, code):
+async def test_only_partitions_without_records_of_the_transaction_are_verified(support, code):
     async with staged() as (cluster, on):
         me = await on.begin(0)
         questions = {
@@ -176,7 +175,7 @@ async def test_only_partitions_without_records_of_the_transaction_are_asked_abou
 
 
 @pytest.mark.parametrize("support", Support)
-async def test_a_fenced_producer_has_an_old_epoch_in_the_words_of_a_leader(support):
+async def test_a_leader_answers_a_fenced_producer_with_invalid_producer_epoch(support):
     async with staged() as (cluster, on):
         old = await on.init()
         await on.init()

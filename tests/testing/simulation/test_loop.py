@@ -1,4 +1,4 @@
-"""The simulated loop: virtual time, and runs that another process repeats byte for byte."""
+"""The simulated loop: virtual time, and runs that are the same to the byte in every process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from aioproducer.testing.simulation.loop import BEGIN, SimulatedLoop, SimulationStalled, simulate
 
 
-def test_time_passes_only_when_nothing_else_is_left_to_do():
+def test_time_passes_only_when_nothing_else_is_ready_to_run():
     async def main():
         loop = asyncio.get_running_loop()
         before = loop.time()
@@ -27,7 +27,7 @@ def test_time_passes_only_when_nothing_else_is_left_to_do():
     assert time.perf_counter() - began < 5
 
 
-def test_what_waits_for_ever_is_told_by_name():
+def test_a_task_that_waits_for_ever_is_named():
     async def main():
         asyncio.current_task().set_name("the sleeper")
         await asyncio.Event().wait()
@@ -36,13 +36,13 @@ def test_what_waits_for_ever_is_told_by_name():
         simulate(main)
 
 
-def test_what_never_comes_to_an_end_is_stopped():
+def test_a_simulation_that_never_ends_is_stopped():
     async def polls():
-        while True:  # noqa: ASYNC110  # that is what is meant
+        while True:  # noqa: ASYNC110  # intended
             await asyncio.sleep(1)
 
     async def spins():
-        while True:  # noqa: ASYNC110  # that is what is meant
+        while True:  # noqa: ASYNC110  # intended
             await asyncio.sleep(0)
 
     with pytest.raises(SimulationStalled, match="not finished"):
@@ -61,7 +61,7 @@ def test_no_thread_is_started():
     simulate(main)
 
 
-def test_the_clock_does_not_begin_at_zero_and_the_wall_clock_goes_with_it():
+def test_the_clock_does_not_start_at_zero_and_the_wall_clock_advances_with_it():
     loop = SimulatedLoop()
 
     assert loop.time() == BEGIN > 0
@@ -71,7 +71,7 @@ def test_the_clock_does_not_begin_at_zero_and_the_wall_clock_goes_with_it():
 
 
 def digest(kind, seed, hash_seed):
-    """The run as another process sees it."""
+    """The digest of the run in another process."""
     code = (
         "import sys; from tests.campaigns.simulation.plan import plan; from tests.campaigns.simulation.run import run; "
         "print(*[run(plan(sys.argv[1], int(sys.argv[2]) + more)).history.digest for more in range(4)])"

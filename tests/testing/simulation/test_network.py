@@ -12,7 +12,7 @@ from aioproducer.testing.simulation.network import SimulatedNetwork
 from tests.support.simulated_echo import echo_server, network
 
 
-def test_nobody_listens_no_such_name_and_a_port_that_is_taken():
+def test_closed_ports_unknown_names_and_ports_in_use_are_errors():
     async def main():
         with pytest.raises(ConnectionRefusedError, match="server"):
             await asyncio.open_connection("server", 7)
@@ -60,7 +60,7 @@ def test_a_cut_connection_is_noticed_at_both_ends(seed):
     simulate(main, seed=seed)
 
 
-def test_what_is_held_arrives_when_it_is_released():
+def test_held_bytes_arrive_when_they_are_released():
     async def main():
         loop = asyncio.get_running_loop()
         server = await echo_server()
@@ -83,7 +83,7 @@ def test_what_is_held_arrives_when_it_is_released():
     simulate(main)
 
 
-def test_another_network_has_other_latencies():
+def test_the_latency_of_a_network_can_be_set():
     async def main():
         loop = asyncio.get_running_loop()
         server = await echo_server()

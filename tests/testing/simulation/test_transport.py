@@ -21,7 +21,7 @@ def test_bytes_come_back_in_order_in_pieces_and_late():
         before = loop.time()
         writer.write(sent)
         assert await reader.readexactly(len(sent)) == sent
-        assert loop.time() > before, "it takes time to get there"
+        assert loop.time() > before, "no time has passed"
         writer.close()
         await writer.wait_closed()
         server.close()
@@ -32,15 +32,15 @@ def test_bytes_come_back_in_order_in_pieces_and_late():
     simulate(main)
 
 
-def test_what_does_not_fit_into_the_window_waits_with_the_sender():
+def test_bytes_that_do_not_fit_into_the_window_wait_at_the_sender():
     async def main():
         server = await echo_server()
-        network().hold(7, requests=False)  # nobody learns what the server has read
+        network().hold(7, requests=False)  # the client does not learn what the server has read
         _, writer = await asyncio.wait_for(opened(), 5)
         writer.transport.set_write_buffer_limits(0)
 
         writer.write(bytes(1000))
-        assert writer.transport.get_write_buffer_size() == 0, "it has left"
+        assert writer.transport.get_write_buffer_size() == 0, "the bytes have not left"
         writer.write(bytes(100_000))
         assert writer.transport.get_write_buffer_size() > 0
         with pytest.raises(TimeoutError):
@@ -61,7 +61,7 @@ def test_what_does_not_fit_into_the_window_waits_with_the_sender():
     simulate(main)
 
 
-def test_a_dropped_connection_ends_the_other_end_after_what_was_on_its_way_or_before():
+def test_an_aborted_connection_closes_the_other_end_before_or_after_the_bytes_in_transit():
     async def main():
         got = []
 
@@ -85,14 +85,14 @@ def test_a_dropped_connection_ends_the_other_end_after_what_was_on_its_way_or_be
     got = simulate(main)
 
     assert len(got) == 40
-    assert {100, "reset"} <= set(got), "both happen"
+    assert {100, "reset"} <= set(got), "both outcomes must occur"
 
 
-# The transport alone
+# The transport without a server
 
 
 class Seen(asyncio.Protocol):
-    """Records its calls, in order."""
+    """A protocol that records its calls in order."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -119,7 +119,7 @@ class Seen(asyncio.Protocol):
 
 
 async def both_ends() -> tuple[Seen, Seen]:
-    """The client's end and the server's."""
+    """Connect and return the client's end and the server's."""
     loop = asyncio.get_running_loop()
     server = Seen()
     listening = await loop.create_server(lambda: server, "server", 7)
@@ -143,9 +143,9 @@ def test_each_end_knows_both_addresses():
     simulate(main)
 
 
-def test_close_sends_what_is_written_and_abort_does_not():
+def test_close_sends_the_written_bytes_and_abort_does_not():
     async def main():
-        big = bytes(200_000)  # more than the window: most of it waits with the sender
+        big = bytes(200_000)  # more than the window: most of it waits at the sender
         client, server = await both_ends()
         client.transport.write(big)
         client.transport.close()
@@ -167,7 +167,7 @@ def test_close_sends_what_is_written_and_abort_does_not():
     simulate(main)
 
 
-def test_the_protocol_is_told_above_the_high_mark_and_not_before_the_low_one():
+def test_writing_is_paused_above_the_high_mark_and_resumed_below_the_low_one():
     async def main():
         client, server = await both_ends()
         assert client.transport.get_write_buffer_limits() == (16 * 1024, 64 * 1024)
@@ -178,20 +178,20 @@ def test_the_protocol_is_told_above_the_high_mark_and_not_before_the_low_one():
         assert client.calls == []
         client.transport.write(b"x")
         client.transport.write(b"x")
-        assert client.calls == ["pause"], "once"
+        assert client.calls == ["pause"], "not paused exactly once"
 
         await asyncio.sleep(1)
         assert client.transport.get_write_buffer_size() == 1002
         server.transport.resume_reading()
         await asyncio.sleep(1)
-        # A window full at a time: 902, ..., 302, and 202 is the first below the mark.
+        # One window at a time: 902, ..., 302, and 202 is the first size below the mark.
         assert client.calls == ["pause", ("resume", 202)]
         assert client.transport.get_write_buffer_size() == 0
 
     simulate(main, network=SimulatedNetwork(window=100, pieces=0.0))
 
 
-def test_a_paused_reader_is_given_nothing_not_even_the_end():
+def test_a_paused_reader_gets_nothing_not_even_the_end():
     async def main():
         client, server = await both_ends()
         server.transport.pause_reading()
@@ -209,7 +209,7 @@ def test_a_paused_reader_is_given_nothing_not_even_the_end():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_sent_to_an_end_that_is_closed_resets_the_connection(seed):
+def test_bytes_sent_to_a_closed_end_reset_the_connection(seed):
     async def main():
         client, server = await both_ends()
         client.transport.pause_reading()  # so that it does not learn of the end
