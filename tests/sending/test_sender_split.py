@@ -285,18 +285,21 @@ async def test_parts_of_a_batch_keep_their_order_behind_one_that_fails():
     "Error table", "the parts of a split batch keep their order, and their records keep their own time-outs"
 )
 async def test_records_with_their_own_timeouts_also_end_in_time_in_parts():
-    async with producing(linger_ms=5) as (cluster, producer):
+    async with producing(linger_ms=5, request_timeout_ms=8000, delivery_timeout_ms=20_000) as (
+        cluster,
+        producer,
+    ):
         hold = asyncio.Event()
         cluster.faults.add(PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE, count=2)
         fault = cluster.faults.add(PRODUCE, hold=hold)
         deliveries = [
-            await producer.send("t", b"%d" % number, timeout=6000 * MS if number % 3 else 800 * MS)
+            await producer.send("t", b"%d" % number, timeout=8000 * MS if number % 3 else 700 * MS)
             for number in range(11)
         ]
-        await within(2, fault.reached())
+        await within(5, fault.reached())
         hasty = await results(deliveries[::3])
         hold.set()
-        await within(2, producer.flush())
+        await within(5, producer.flush())
 
         assert hasty[0].outcome is Outcome.UNKNOWN, "it was in flight"
         kept = [number for number in range(11) if number % 3 or hasty[number // 3].outcome is Outcome.UNKNOWN]
