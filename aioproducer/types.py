@@ -250,6 +250,9 @@ class TransactionHandle(NamedTuple):
     """Whether the transaction uses transactions v2 (KIP-890)."""
     has_begun: bool = True
     """Whether the coordinator may know the transaction, because a request was sent or a participant may send one."""
+    doubtful_offsets: tuple[tuple[str, TopicPartition, OffsetAndMetadata], ...] = ()
+    """Offsets (group id, partition, offset) that were sent more than once because an answer was lost. A delayed attempt
+    could replace other offsets, so the resumed producer can't send other offsets for these partitions."""
 
 
 class ConsumerGroupMetadata(NamedTuple):

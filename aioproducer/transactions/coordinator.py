@@ -249,6 +249,11 @@ class Coordinator:
             identity.epoch,
             transaction.is_v2,
             transaction.may_have_started,
+            tuple(
+                (group_id, place, offset)
+                for group_id, offsets in transaction.doubtful_offsets.items()
+                for place, offset in offsets.items()
+            ),
         )
 
     async def send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:

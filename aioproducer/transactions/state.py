@@ -280,6 +280,8 @@ class Transaction:
         self.is_v2 = handle.is_v2
         self.may_have_started = handle.has_begun
         self.epoch_is_spent = True
+        for group_id, place, offset in handle.doubtful_offsets:
+            self.doubtful_offsets.setdefault(group_id, {})[place] = offset
 
     def attach(
         self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, tells_repetitions: bool

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from contextlib import asynccontextmanager
 
 import pytest
 
-from aioproducer import TopicPartition, TransactionAbortableError
+from aioproducer import Producer, TopicPartition, TransactionAbortableError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing.embedded.transaction_metadata import TransactionStatus
@@ -134,3 +135,25 @@ async def test_late_offsets_do_not_replace_later_ones_of_the_same_transaction(ve
             await copy.arrives()
 
         assert cluster.groups.offsets("g") == {PLACES[0]: 20}
+
+
+@pytest.mark.promise(
+    "Transactions",
+    "an offset whose answer was lost is not replaced in the same transaction, not even by an heir",
+)
+async def test_late_offsets_of_a_released_transaction_do_not_replace_those_of_its_heir(version):
+    async with late(version, COMMIT_OFFSETS) as (cluster, producer, copy):
+        await producer.begin_transaction()
+        await producer.send_offsets_to_transaction({PLACES[0]: 10}, "g")
+        handle = await producer.release_transaction()
+        assert pickle.loads(pickle.dumps(handle)) == handle
+        async with Producer.resume(handle, bootstrap_servers=cluster.bootstrap_servers) as heir:
+            await heir.send_offsets_to_transaction({PLACES[0]: 10, PLACES[1]: 7}, "g")
+            with pytest.raises(
+                TransactionAbortableError, match="the offset 10 of t-0 was sent more than once"
+            ):
+                await heir.send_offsets_to_transaction({PLACES[0]: 20}, "g")
+            await copy.arrives()
+            await heir.abort_transaction()
+
+        assert cluster.groups.offsets("g") == {}
