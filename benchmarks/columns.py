@@ -69,9 +69,8 @@ class Discarding:
         self._batch_size = batch_size
         self.memory = BufferMemory(1 << 60)
         self.compressor = SimpleNamespace(turn_is_full=False)
-        self.topic = Topic(topic)
+        self.topic = Topic(topic, lambda topic: (topic.sticky_partition + 1) % partitions)
         self.topic.queues.extend(PartitionQueue(topic, number) for number in range(partitions))
-        self.topic.next_partition = lambda used: (self.topic.sticky_partition + 1) % partitions
         self.topics = {topic: self.topic}
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch:
@@ -86,7 +85,6 @@ class Discarding:
             order=(0, 0),
             created=0,
             deadline=0,
-            note_unretrieved=lambda batch: None,
         )
         return queue.tail
 
