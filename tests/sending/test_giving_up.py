@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from aioproducer.errors import ProducerClosed, RequestTimedOutError, Transaction
 from aioproducer.network.request_stream import LATE_TIMER
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records._record_path import Gate
+from aioproducer.records.batch import NAMED
 from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 from aioproducer.sending.giving_up import GivingUp
 from aioproducer.sending.produce_results import ProduceResults
@@ -316,6 +318,19 @@ async def test_an_aborted_transaction_fails_what_is_not_in_flight(why, text):
     assert not in_flight.done()
 
 
+@pytest.mark.parametrize("why", [ProducerClosed("the reason"), None])
+async def test_records_that_the_user_aborted_are_not_reported_as_unretrieved(why):
+    stage = Stage()
+    delivery = stage.closed(0)
+
+    stage.giving_up.abort_unsent(why)
+    del delivery
+    gc.collect()
+
+    counts = stage.bench.accumulator.unretrieved.counts
+    assert counts == ({} if why is None else {("orders", "TransactionAbortedError"): 1})
+
+
 async def test_at_the_end_everything_fails_and_what_is_in_flight_is_unknown():
     stage = Stage()
     *waiting, in_flight = stage.each()
@@ -372,6 +387,20 @@ async def test_endless_retries_leave_a_batch_to_numbering_if_its_topic_was_re_cr
 
     assert delivery.done() is not is_endless
     assert stage.asked == ([delivery.batch] if is_endless else [])
+
+
+async def test_endless_retries_give_a_batch_in_doubt_its_delivery_timeout_again():
+    stage = Stage(enable_endless_retries=True)
+    delivery, _ = stage.closed(0), stage.closed(1)
+    batch = delivery.batch
+    batch.doubt(NAMED)
+    now = batch.deadline
+
+    stage.giving_up.expire_overdue(now)
+
+    assert not delivery.done()
+    assert batch.deadline == now + stage.bench.config.delivery_timeout
+    assert list(stage.bench.accumulator.incomplete)[-1] is batch, "its deadline is the last one"
 
 
 async def test_endless_retries_expire_a_batch_that_was_never_sent():

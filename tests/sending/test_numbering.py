@@ -331,6 +331,40 @@ async def test_a_new_epoch_renumbers_batches_not_in_the_log_and_fails_those_that
     assert stage.bench.wake.is_set(), "the batches behind it can now be sent"
 
 
+async def test_a_new_epoch_renumbers_batches_that_were_rejected_under_the_old_one():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    first, rejected = [stage.put_in_flight(stage.send()) for _ in range(2)]
+    for batch in (rejected, first):
+        stage.put_back(batch)
+    first.number(None, -1)
+    stage.queue.sequence.has_gap = True
+
+    for batch in (first, rejected):
+        stage.acknowledge(stage.put_in_flight(batch.delivery()))
+
+    newer = ProducerIdentity(4711, 4)
+    assert (first.identity, first.first_sequence) == (newer, 0)
+    assert (rejected.identity, rejected.first_sequence) == (newer, 1)
+
+
+async def test_in_gapless_order_a_new_epoch_ends_each_batch_in_doubt_once():
+    stage = Stage(enable_gapless_order=True)
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    first, *doubtful = [stage.put_in_flight(stage.send()) for _ in range(3)]
+    deliveries = [batch.delivery() for batch in doubtful]
+    for batch in reversed(doubtful):
+        stage.put_back(batch, is_in_doubt=True)
+    stage.put_back(first)
+    first.number(None, -1)
+    stage.queue.sequence.has_gap = True
+
+    assert stage.numbering.prepare(stage.queue)
+
+    assert [delivery.exception().outcome for delivery in deliveries] == [Outcome.UNKNOWN] * 2
+    assert list(stage.queue.batches) == [first]
+
+
 @pytest.mark.promise("Accumulator, sender, connections", "a re-created topic swallows nothing")
 async def test_a_re_created_topic_gets_a_new_epoch_and_the_batches_that_cannot_be_in_its_log():
     stage = Stage()
@@ -347,6 +381,33 @@ async def test_a_re_created_topic_gets_a_new_epoch_and_the_batches_that_cannot_b
     assert (batches[0].identity, batches[0].first_sequence) == (ProducerIdentity(4711, 4), 0)
     assert by_name.exception().outcome is Outcome.UNKNOWN
     assert "the topic was re-created" in str(by_name.exception())
+
+
+async def test_batches_that_the_old_topic_rejected_get_new_numbers_in_the_re_created_one():
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    batch = stage.put_in_flight(stage.send())
+    stage.put_back(batch)
+    stage.is_topic(NEW)
+
+    stage.put_in_flight(batch.delivery())
+
+    assert (batch.identity, batch.first_sequence) == (ProducerIdentity(4711, 4), 0)
+
+
+async def test_a_batch_that_may_be_in_the_log_of_the_old_topic_does_not_return_to_it():
+    stage = Stage()
+    batch = stage.put_in_flight(stage.send())
+    delivery = batch.delivery()
+    stage.put_back(batch, is_in_doubt=True)
+    stage.is_topic(NEW)
+    assert stage.numbering.prepare(stage.queue)
+    assert not batch.is_numbered
+    stage.is_topic(OLD)  # outdated metadata of another broker
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    assert delivery.exception().outcome is Outcome.UNKNOWN
 
 
 async def test_an_expired_batch_of_a_re_created_topic_is_found_in_partitions_that_it_no_longer_has():
@@ -379,6 +440,18 @@ async def test_a_transaction_cannot_continue_in_a_topic_that_was_re_created():
     assert stage.bench.wake.is_set()
     assert not delivery.done(), "the next pass fails it"
     assert stage.idempotence.identity == stage.identity, "the coordinator raises the epoch"
+
+
+async def test_batches_that_the_old_topic_rejected_end_with_their_transaction():
+    stage = Stage(version=2)
+    batch = stage.put_in_flight(stage.send())
+    stage.put_back(batch)
+    stage.is_topic(NEW)
+
+    assert not stage.numbering.prepare(stage.queue)
+
+    assert stage.transaction.state is TransactionState.ABORT_REQUIRED
+    assert not batch.delivery().done(), "the next pass fails it with TransactionAbortedError"
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -453,6 +526,19 @@ async def test_equal_topic_ids_mean_the_same_topic_in_every_snapshot():
 
     stage.is_topic(UUID(int=OLD.int))
     assert stage.numbering.prepare(stage.queue)
+
+
+@pytest.mark.parametrize(
+    "topic_id", [UUID(int=OLD.int), NO_TOPIC_ID, None], ids=["equal", "no id", "missing"]
+)
+async def test_a_topic_that_is_the_same_in_other_metadata_continues_its_numbers(topic_id):
+    stage = Stage()
+    stage.acknowledge(stage.put_in_flight(stage.send()))
+    stage.is_topic(topic_id)
+
+    batch = stage.put_in_flight(stage.send())
+
+    assert (batch.identity, batch.first_sequence) == (stage.identity, 1)
 
 
 async def test_a_batch_in_flight_has_not_left_its_topic():
