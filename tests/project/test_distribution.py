@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 NOT_DISTRIBUTED = (".ci/", ".github/", ".gitignore", ".readthedocs.yaml")
@@ -105,3 +111,58 @@ def test_all_addresses_of_the_project_begin_with_that_of_its_source_or_documenta
     assert all(url.startswith((source, project["urls"]["Documentation"])) for url in project["urls"].values())
     readme = (ROOT / "README.md").read_text()
     assert f"]({source}/" in readme
+
+
+def imported_by_the_core_of_the_tests() -> dict[str, str]:
+    """Return each module that the tests in core.txt import when they are collected, with a file that imports it."""
+    left = {ROOT / "tests" / "conftest.py"}
+    for line in (ROOT / "tests" / "core.txt").read_text().split():
+        left |= {ROOT / line} if line.endswith(".py") else {*(ROOT / line).rglob("*.py")}
+    found: dict[str, str] = {}
+    seen: set[Path] = set()
+    while left:
+        path = left.pop()
+        seen.add(path)
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
+                file = ROOT.joinpath(*name.split("."))
+                left |= {
+                    part
+                    for part in (file.with_suffix(".py"), file.parent.with_suffix(".py"))
+                    if part.is_file() and part.is_relative_to(ROOT / "tests")
+                } - seen
+    return found
+
+
+def with_requirements(requirements: Iterable[str]) -> set[str]:
+    """Return the names of distributions, and of all distributions that they require on this machine."""
+    found: set[str] = set()
+    left = [Requirement(text) for text in requirements]
+    while left:
+        requirement = left.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            left += [Requirement(text) for text in metadata.requires(name) or ()]
+    return found
+
+
+def test_the_core_of_the_tests_imports_only_what_its_group_installs():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    installed = with_requirements(settings["dependency-groups"]["core"] + settings["project"]["dependencies"])
+    providers = metadata.packages_distributions()
+    own = {"aioproducer", "tests", *sys.stdlib_module_names}
+
+    missing = {
+        module: file
+        for module, file in imported_by_the_core_of_the_tests().items()
+        if module not in own and not {canonicalize_name(one) for one in providers.get(module, [])} & installed
+    }
+
+    assert missing == {}
