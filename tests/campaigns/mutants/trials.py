@@ -54,6 +54,10 @@ def in_a_fork(seconds: float, files: list[str]) -> tuple[int, float]:
     return TIMED_OUT, seconds
 
 
+WAITING = "--timeout=30"
+"""A test that a mutant makes wait in vain takes no processor time, so it needs a limit of its own."""
+
+
 def _pytest(files: list[str]) -> int:
     import pytest
 
@@ -62,7 +66,7 @@ def _pytest(files: list[str]) -> int:
         os.dup2(silence, descriptor)
     early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are deliberately loaded early
     # With a fixed seed for Hypothesis a mutant has the same result in each run.
-    return int(pytest.main(["-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", *early, *files]))
+    return int(pytest.main(["-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", WAITING, *early, *files]))
 
 
 def main() -> None:
