@@ -110,8 +110,7 @@ class MetricsPush:
         self._own: dict[str, Callable[[], float]] = {}
         """The user's own metrics, by name."""
         self._is_idle = asyncio.Event()
-        """Set while no push is in flight. The next push has to know whether this one
-        arrived."""
+        """Set while no push is in flight. The last push waits for it, because it must know what has arrived."""
         self._is_idle.set()
         self._is_ending = False
 
@@ -121,8 +120,10 @@ class MetricsPush:
         self._before = self._measure()
         self._before_at = self._started_at = self._loop.time()
         pause: float | None = 0.0
-        while pause is not None and not self._is_ending:
+        while pause is not None:
             await asyncio.sleep(pause)
+            if self._is_ending:
+                return
             try:
                 pause = await self._step()
             except Exception:

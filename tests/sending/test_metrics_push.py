@@ -254,6 +254,16 @@ async def test_close_waits_for_the_push_in_flight_and_counts_its_records_once():
     assert (pushed, cluster.telemetry.pushes[-1].is_last) == ([1.0, 0.0], True)
 
 
+@in_virtual_time
+async def test_no_push_is_made_while_close_waits_for_the_answer_to_the_last_one():
+    async with collecting("", subscription={"interval_ms": 100}) as (cluster, _):
+        await later(lambda: cluster.telemetry.pushes, 120)
+        cluster.faults.add(PUSH, delay=0.8)
+        before = len(cluster.requests_of(PUSH))
+    assert len(cluster.requests_of(PUSH)) == before + 1
+    assert cluster.telemetry.pushes[-1].is_last
+
+
 @pytest.mark.parametrize(("timeout", "most"), [(None, 1), (30, 1), (0.3, 0.3)])
 @in_virtual_time
 async def test_close_waits_for_the_last_push_for_a_second_at_most_within_its_timeout(timeout, most):
