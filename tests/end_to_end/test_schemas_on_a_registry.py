@@ -25,7 +25,7 @@ from tests.support.schemas import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.schema_registry]
 
-QUICK = {"max.retries": 0, "timeout": 10_000 * MS}
+QUICK = {"max.retries": 0, "timeout": 60_000 * MS}
 
 
 @pytest.fixture

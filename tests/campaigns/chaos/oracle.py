@@ -28,6 +28,8 @@ class ReadLogs:
         self.committed = _numbers(committed)
         self.starts: dict[tuple[str, int], list[int]] = defaultdict(list)
         """Empty: records are never deleted from the beginning of a log."""
+        self.producer_ids: dict[tuple[str, int], list[set[int]]] = defaultdict(list)
+        """Empty: a consumer does not see them. A new id is no excuse for records out of order here."""
         self.numbers = Counter(
             number for logs in self.by_partition.values() for log in logs for number in log.values()
         )
