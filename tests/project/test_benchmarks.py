@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import against
 import bench
 import codec_libraries
 import gathering
@@ -592,6 +593,24 @@ def test_observability_is_measured_with_everything_switched_on():
     assert plain["sent"] == observed["sent"] == 21_000
     assert plain["heard"] == {}
     assert observed["heard"].keys() >= {"StartEvent", "ConnectEvent", "RequestEvent", "BatchEvent"}
+
+
+@pytest.mark.parametrize("case", against.CASES)
+def test_two_versions_are_compared_by_their_public_face(case):
+    job, figure = against.CASES[case]
+    job = replace(job, records=200, warm_up=20)
+
+    found = against.ratios(job, figure, against.ROOT, pairs=1)
+
+    assert len(found) == 1
+    assert found[0] > 0
+
+
+def test_another_version_than_the_intended_one_is_not_measured(tmp_path):
+    job = replace(against.CASES["one task"][0], records=20, warm_up=2)
+
+    with pytest.raises(runner.MeasurementError, match="was measured instead of"):
+        against.measured(job, tmp_path)
 
 
 def test_ways_to_await_many_deliveries_are_compared_in_one_run():
