@@ -6,17 +6,21 @@ anyio recognizes its own cancellation by its message, and repeats it in each tur
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from aioproducer import Producer, gather
+from aioproducer import Producer, TransformLoop, gather
+from aioproducer.compat.aiokafka.future import Future
 from aioproducer.errors import WrongLoopError
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS
+from tests.support import transforming
 from tests.support.producing import (
     FOUR_RECORDS_FILL_IT,
     LARGE,
@@ -82,6 +86,11 @@ async def of_a_delivery(producer: Producer) -> Call:
     return lambda: awaiting(delivery)
 
 
+async def of_a_future_of_aiokafkas_interface(producer: Producer) -> Call:
+    future = Future(await producer.send("t", b"v"), True)
+    return lambda: awaiting(future)
+
+
 async def of_gathered_deliveries(producer: Producer) -> Call:
     sent = [await producer.send("t", b"v") for _ in range(2)]
     return lambda: awaiting(asyncio.gather(*sent))
@@ -144,6 +153,7 @@ async def of_flush_with_a_timeout(producer: Producer) -> Call:
     "call",
     [
         of_a_delivery,
+        of_a_future_of_aiokafkas_interface,
         of_gathered_deliveries,
         of_deliveries_gathered_by_the_package,
         of_shielded_delivery,
@@ -226,6 +236,16 @@ async def test_a_wait_for_room_ends_in_its_scope_and_leaves_no_record(end, call)
 
 
 @pytest.mark.parametrize("end", ENDS)
+async def test_a_wait_for_any_broker_ends_in_its_scope(end):
+    async with without_answers() as (cluster, producer):
+        await within(1, end(producer.ping))
+        await within(1, end(producer.client_instance_id))
+
+        cluster.thaw_broker(0)
+        assert (await within(2, producer.ping())).node.node_id == 0
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_start_ends_in_its_scope_and_leaves_nothing_behind(end):
     async with EmbeddedCluster(1) as cluster:
         cluster.freeze_broker(0)
@@ -294,6 +314,36 @@ async def test_a_call_of_a_transaction_ends_in_its_scope(end, call):
 
 
 @pytest.mark.parametrize("end", ENDS)
+async def test_a_wait_for_the_transactional_id_ends_in_its_scope(end):
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        cluster.freeze_broker(0)
+        producer = quick_producer(cluster, transactional_id="tx")
+        await producer.start(wait=False)
+
+        await within(1, end(producer.begin_transaction))
+        await within(1, end(producer.init_transactions))
+
+        cluster.thaw_broker(0)
+        await within(2, producer.begin_transaction())
+        assert (await within(2, producer.send_and_wait("t", b"v"))).offset == 0
+        await within(2, producer.close())
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_wait_for_exported_partitions_ends_in_its_scope(end):
+    """Only with transactions v1 do partitions join a transaction by a request."""
+    async with producing(transactional_id="tx", cluster={"transaction_version": 1}) as (cluster, producer):
+        await producer.begin_transaction()
+        cluster.freeze_broker(0)
+
+        await within(1, end(lambda: producer.export_transaction([("t", 0)])))
+
+        cluster.thaw_broker(0)
+        assert (await within(2, producer.export_transaction([("t", 0)]))).transactional_id == "tx"
+        await within(2, producer.abort_transaction())
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_the_block_of_a_transaction_is_aborted_when_its_scope_ends(end, monkeypatch):
     monkeypatch.setattr(f"{__name__}.DEADLINE", 500 * MS)  # enough for the first record
     async with producing(transactional_id="tx") as (cluster, producer):
@@ -311,6 +361,53 @@ async def test_the_block_of_a_transaction_is_aborted_when_its_scope_ends(end, mo
         assert [record.value for record in cluster.records("t", committed=True)] == [b"kept"]
 
 
+# ------------------------------------------------------------------------------------------- a transform loop
+
+
+async def assert_copied(
+    cluster: EmbeddedCluster, loop: TransformLoop, producer: Producer, count: int
+) -> None:
+    """Run the loop until the output has `count` records, and check that each of them is there once."""
+    done = asyncio.Event()
+    running = asyncio.create_task(transforming.run(loop, producer, done))
+    await until(lambda: len(transforming.output(cluster)) >= count or running.done(), 30)
+    done.set()
+    await running
+    assert sorted(transforming.output(cluster)) == sorted(b"%d" % number for number in range(count))
+
+
+@pytest.mark.parametrize("end", ENDS)
+@transforming.each_kind
+async def test_the_block_of_a_transform_loop_ends_in_its_scope_and_its_records_are_read_again(kind, end):
+    async with (
+        transforming.cluster_with_input() as cluster,
+        transforming.looping(kind, cluster.bootstrap_servers) as (loop, producer),
+    ):
+        batch = await anext(loop)
+
+        async def block() -> None:
+            async with batch:
+                await transforming.copy(batch, producer)
+                await asyncio.Event().wait()
+
+        await within(5, end(block))
+
+        await assert_copied(cluster, loop, producer, 40)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@transforming.each_kind
+async def test_a_transform_loop_that_waits_for_records_ends_in_its_scope_and_loses_none(kind, end):
+    async with (
+        transforming.cluster_with_input(0) as cluster,
+        transforming.looping(kind, cluster.bootstrap_servers) as (loop, producer),
+    ):
+        await within(5, end(lambda: anext(loop)))
+
+        await transforming.fill(cluster.bootstrap_servers, 8)
+        await assert_copied(cluster, loop, producer, 8)
+
+
 # ----------------------------------------------------------------------------------------------------- trio
 
 
@@ -322,3 +419,20 @@ def test_without_asyncios_loop_the_error_says_what_to_use():
         WrongLoopError, match=r"running asyncio event loop.*backend=.asyncio.*aioproducer\.blocking"
     ):
         starting.send(None)  # as trio takes the first step of a coroutine
+
+
+# --------------------------------------------------------------------------------------------- completeness
+
+
+def test_each_coroutine_of_a_producer_is_tested_here():
+    source = Path(__file__).read_text()
+    coroutines = {
+        name
+        for name, method in inspect.getmembers(Producer, inspect.iscoroutinefunction)
+        if not name.startswith("_")
+    }
+
+    assert {"send", "send_and_wait", "flush", "commit_transaction"} <= coroutines
+    assert {name for name in coroutines if f"producer.{name}" not in source} == {"stop"}, (
+        "another name of close"
+    )
