@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from aioproducer.errors import InvalidTopicError, ProtocolError, escaped
+from aioproducer.protocol._request_path import untracked
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse
 from aioproducer.types import Node
@@ -74,6 +75,15 @@ def invalid_topic(name: str) -> InvalidTopicError:
         "'-', but not '.' or '..'",
         topic=name,
     )
+
+
+class LeaderHint(NamedTuple):
+    """The leader of a partition that a Produce response named (KIP-951)."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
 
 
 class Endpoint(Protocol):
@@ -157,40 +167,59 @@ class Cluster:
         cluster = Cluster(nodes, response.controller_id, response.cluster_id or self.cluster_id, topics)
         return self if self._is_same(cluster) else cluster
 
-    def with_leader_hint(
-        self, topic: str, partition: int, leader_id: int, leader_epoch: int, endpoints: Iterable[Endpoint]
-    ) -> Cluster:
-        """Return a snapshot with the leader that a Produce response named (KIP-951), or `self` if the hint is of no
-        use."""
-        known = self.partition(topic, partition)
-        if known is None or not self.nodes or leader_id < 0 or leader_epoch <= known.leader_epoch:
-            return self
-        leader = next((_node(endpoint) for endpoint in endpoints if endpoint.node_id == leader_id), None)
-        leader = leader or self.nodes.get(leader_id)
-        if leader is None:
-            return self
-        info = self.topics[topic]
-        partitions = list(info.partitions)
-        partitions[partition] = known._replace(leader=leader_id, leader_epoch=leader_epoch, error=0)
-        return replace(
-            self,
-            nodes=self.nodes if self.nodes.get(leader_id) == leader else {**self.nodes, leader_id: leader},
-            topics={**self.topics, topic: info._replace(partitions=tuple(partitions))},
-        )
+    def with_leader_hints(self, hints: Iterable[LeaderHint], endpoints: Iterable[Endpoint]) -> Cluster:
+        """Return a snapshot with the leaders that a Produce response named, or `self` if no hint is of use.
 
-    def without_epoch(self, topic: str, partition: int) -> Cluster:
-        """Return a snapshot without the leader epoch of a partition, so that the next response is accepted.
-
-        Call this after a broker has reported that it does not lead the partition. If the topic has an id, `self` is
-        returned. A topic without an id may have been re-created, and its epochs then start again at 0.
+        Each changed topic is copied once, however many hints it has: a broker that restarts can lead thousands of
+        partitions.
         """
-        known = self.partition(topic, partition)
-        if known is None or known.leader_epoch == NO_EPOCH or self.topics[topic].topic_id != NO_TOPIC_ID:
+        if not self.nodes:
             return self
-        info = self.topics[topic]
-        partitions = list(info.partitions)
-        partitions[partition] = known._replace(leader_epoch=NO_EPOCH)
-        return replace(self, topics={**self.topics, topic: info._replace(partitions=tuple(partitions))})
+        named = {endpoint.node_id: endpoint for endpoint in endpoints}
+        nodes = dict(self.nodes)
+        changed: dict[str, list[PartitionInfo]] = {}
+        for topic, number, leader_id, epoch in hints:
+            known = self.partition(topic, number)
+            if known is None or leader_id < 0:
+                continue
+            partitions = changed.get(topic)
+            if epoch <= (known if partitions is None else partitions[number]).leader_epoch:
+                continue
+            leader = _node(named[leader_id]) if leader_id in named else None
+            leader = leader or self.nodes.get(leader_id)
+            if leader is None:
+                continue
+            nodes[leader_id] = leader
+            if partitions is None:
+                partitions = changed[topic] = list(self.topics[topic].partitions)
+            partitions[number] = known._replace(leader=leader_id, leader_epoch=epoch, error=0)
+        if not changed:
+            return self
+        return replace(self._with(changed), nodes=self.nodes if nodes == self.nodes else nodes)
+
+    def without_epochs(self, places: Iterable[tuple[str, int]]) -> Cluster:
+        """Return a snapshot without the leader epochs of some partitions, so that the next response is accepted.
+
+        Call this after a broker has reported that it does not lead the partitions, given as (topic, number). Topics
+        with an id are not changed. A topic without an id may have been re-created, and its epochs then start again
+        at 0.
+        """
+        changed: dict[str, list[PartitionInfo]] = {}
+        for topic, number in places:
+            known = self.partition(topic, number)
+            if known is None or known.leader_epoch == NO_EPOCH or self.topics[topic].topic_id != NO_TOPIC_ID:
+                continue
+            if topic not in changed:
+                changed[topic] = list(self.topics[topic].partitions)
+            changed[topic][number] = known._replace(leader_epoch=NO_EPOCH)
+        return self._with(changed) if changed else self
+
+    def _with(self, changed: dict[str, list[PartitionInfo]]) -> Cluster:
+        """Return a snapshot with other partitions in some topics."""
+        topics = dict(self.topics)
+        for name, partitions in changed.items():
+            topics[name] = topics[name]._replace(partitions=untracked(tuple(partitions)))
+        return replace(self, topics=topics)
 
     def without_topics(self, names: Collection[str]) -> Cluster:
         """Return a copy of the snapshot without the named topics."""
@@ -208,8 +237,8 @@ class Cluster:
             self.cluster_id,
             {
                 name: info._replace(
-                    partitions=tuple(
-                        p._replace(leader=NO_LEADER, leader_epoch=NO_EPOCH) for p in info.partitions
+                    partitions=untracked(
+                        tuple([p._replace(leader=NO_LEADER, leader_epoch=NO_EPOCH) for p in info.partitions])
                     )
                 )
                 for name, info in self.topics.items()
@@ -226,7 +255,7 @@ class Cluster:
                 for partition in info.partitions:
                     kept.append(_led_by_one_of(nodes, partition))
                     yield
-                info = info._replace(partitions=tuple(kept))
+                info = info._replace(partitions=untracked(tuple(kept)))
             topics[name] = info
         return topics
 
@@ -284,7 +313,7 @@ def _merging_topic(
         # Partitions are only ever added, so a response with fewer partitions is outdated.
         merged.append(_led_by_one_of(nodes, left_out))
         yield
-    return TopicInfo(name, topic_id, tuple(merged), 0, answer.is_internal)
+    return TopicInfo(name, topic_id, untracked(tuple(merged)), 0, answer.is_internal)
 
 
 def _merged_partition(

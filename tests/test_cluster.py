@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from uuid import UUID
 
 import pytest
 
-from aioproducer.cluster import Cluster, PartitionInfo
+from aioproducer.cluster import Cluster, LeaderHint, PartitionInfo
 from aioproducer.errors import ProtocolError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataResponse, ProduceResponse
@@ -298,16 +299,16 @@ def test_without_topic_ids_the_epoch_of_a_leader_that_denies_leading_is_forgotte
     before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
     with_id = known(topic(partition(leader=1, epoch=5)))
 
-    doubted = before.without_epoch("t", 0)
+    doubted = before.without_epochs([("t", 0)])
 
     assert leader_of(doubted) == (1, -1)
     assert leader_of(
         merged(doubted, response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
     ) == (2, 0)
-    assert with_id.without_epoch("t", 0) is with_id
-    assert before.without_epoch("t", 1) is before
-    assert before.without_epoch("u", 0) is before
-    assert doubted.without_epoch("t", 0) is doubted
+    assert with_id.without_epochs([("t", 0)]) is with_id
+    assert before.without_epochs([("t", 1)]) is before
+    assert before.without_epochs([("u", 0)]) is before
+    assert doubted.without_epochs([("t", 0)]) is doubted
 
 
 def endpoint(node_id: int, host: str = "new", port: int = 9093) -> ProduceResponse.NodeEndpoint:
@@ -318,7 +319,7 @@ def endpoint(node_id: int, host: str = "new", port: int = 9093) -> ProduceRespon
 def test_a_hint_with_a_newer_epoch_moves_the_leader():
     before = known(topic(partition()))
 
-    after = before.with_leader_hint("t", 0, 2, 6, [])
+    after = before.with_leader_hints([LeaderHint("t", 0, 2, 6)], [])
 
     assert leader_of(after) == (2, 6)
     assert leader_of(before) == (1, 5)
@@ -326,7 +327,9 @@ def test_a_hint_with_a_newer_epoch_moves_the_leader():
 
 @pytest.mark.promise("KIPs", "KIP-951: the new leader in the answer")
 def test_a_hint_may_bring_a_broker_that_was_not_known():
-    after = known(topic(partition())).with_leader_hint("t", 0, 7, 6, [endpoint(3), endpoint(7)])
+    after = known(topic(partition())).with_leader_hints(
+        [LeaderHint("t", 0, 7, 6)], [endpoint(3), endpoint(7)]
+    )
 
     assert leader_of(after) == (7, 6)
     assert after.nodes[7] == Node(7, "new", 9093)
@@ -350,11 +353,35 @@ def test_a_hint_may_bring_a_broker_that_was_not_known():
 def test_a_hint_that_is_old_or_makes_no_sense_changes_nothing(name, index, leader, epoch, endpoints):
     before = known(topic(partition()))
 
-    assert before.with_leader_hint(name, index, leader, epoch, endpoints) is before
+    assert before.with_leader_hints([LeaderHint(name, index, leader, epoch)], endpoints) is before
+
+
+def test_all_hints_of_a_response_are_applied_to_one_copy_of_each_topic():
+    topics = [topic(partition(0), partition(1), name=name) for name in ("t", "u", "v")]
+    before = known(*topics)
+
+    after = before.with_leader_hints(
+        [
+            LeaderHint("t", 0, 2, 6),
+            LeaderHint("u", 1, 7, 6),
+            LeaderHint("t", 1, 2, 9),
+            LeaderHint("t", 1, 1, 8),  # older than the one before it
+            LeaderHint("t", 0, 2, 5),  # nothing new
+        ],
+        [endpoint(7)],
+    )
+
+    leaders = {
+        name: [(p.leader, p.leader_epoch) for p in info.partitions] for name, info in after.topics.items()
+    }
+    assert leaders == {"t": [(2, 6), (2, 9)], "u": [(1, 5), (7, 6)], "v": [(1, 5), (1, 5)]}
+    assert after.topics["v"] is before.topics["v"]
+    assert after.nodes == {**before.nodes, 7: Node(7, "new", 9093)}
+    assert [p.leader_epoch for p in before.topics["t"].partitions] == [5, 5]
 
 
 def test_metadata_older_than_a_hint_does_not_undo_it():
-    hinted = known(topic(partition(epoch=5))).with_leader_hint("t", 0, 2, 6, [])
+    hinted = known(topic(partition(epoch=5))).with_leader_hints([LeaderHint("t", 0, 2, 6)], [])
 
     after = merged(hinted, response(topic(partition(leader=1, epoch=5))), ["t"])
 
@@ -367,7 +394,7 @@ def test_without_leaders_only_names_ids_and_counts_are_left():
     assert after.nodes == {}
     assert [(p.leader, p.leader_epoch) for p in after.topics["t"].partitions] == [(-1, -1), (-1, -1)]
     assert after.topic("t").topic_id == OLD_ID
-    assert after.with_leader_hint("t", 0, 7, 6, [endpoint(7)]) is after
+    assert after.with_leader_hints([LeaderHint("t", 0, 7, 6)], [endpoint(7)]) is after
 
 
 def test_after_a_rebootstrap_lower_epochs_are_accepted():
@@ -385,3 +412,23 @@ def test_forgotten_topics_are_no_longer_known():
 
     assert list(after.topics) == ["u"]
     assert after.nodes is before.nodes
+
+
+def test_partitions_are_hidden_from_the_garbage_collector():
+    """A full collection would visit each of them: a second for 800,000."""
+    cluster = known(topic(partition(0), partition(1)), topic(partition(0), name="other"))
+    led = cluster.with_leader_hints([LeaderHint("t", 0, 2, 7)], [])
+    no_id = known(topic(partition(0), topic_id=UUID(int=0)))
+    later = [
+        led,
+        no_id.without_epochs([("t", 0)]),
+        cluster.without_leaders(),
+        merged(cluster, response(topic(partition(0, epoch=9), partition(1))), ["t"]),
+        merged(cluster, response(topic(partition(0, epoch=9)), nodes=(1,)), ["t"]),
+    ]
+
+    assert all(known_before is not cluster for known_before in later)
+    for snapshot in [cluster, *later]:
+        for info in snapshot.topics.values():
+            assert not gc.is_tracked(info.partitions)
+            assert not any(gc.is_tracked(one) for one in info.partitions)

@@ -9,9 +9,9 @@ import asyncio
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
-from aioproducer.cluster import Cluster, Endpoint, TopicInfo, check_topic_name, invalid_topic
+from aioproducer.cluster import Cluster, Endpoint, LeaderHint, TopicInfo, check_topic_name, invalid_topic
 from aioproducer.core import Core
 from aioproducer.errors import (
     BootstrapError,
@@ -107,25 +107,15 @@ class Metadata:
         self._update_requested = True
         self._poked.set()
 
-    def doubt_leader(self, topic: str, partition: int) -> None:
-        """Refresh soon, because the known leader reported that it is not the leader but did not name the new one."""
-        self._learn(lambda cluster: cluster.without_epoch(topic, partition))
+    def doubt_leaders(self, places: Collection[tuple[str, int]]) -> None:
+        """Refresh soon, because the known leaders of these partitions, given as (topic, number), reported that they are
+        not the leaders but did not name the new ones."""
+        self._learn(lambda cluster: cluster.without_epochs(places))
         self.request_update()
 
-    def apply_leader_hint(
-        self,
-        topic: str,
-        partition: int,
-        leader_id: int,
-        leader_epoch: int,
-        node_endpoints: Iterable[Endpoint],
-    ) -> bool:
-        """Apply the leader hint from a Produce response (KIP-951). Return whether this changed the snapshot."""
-        return self._learn(
-            lambda cluster: cluster.with_leader_hint(
-                topic, partition, leader_id, leader_epoch, node_endpoints
-            )
-        )
+    def apply_leader_hints(self, hints: Collection[LeaderHint], node_endpoints: Collection[Endpoint]) -> bool:
+        """Apply the leader hints in a Produce response (KIP-951). Return whether this changed the snapshot."""
+        return self._learn(lambda cluster: cluster.with_leader_hints(hints, node_endpoints))
 
     def _learn(self, change: Callable[[Cluster], Cluster]) -> bool:
         """Change the snapshot, and also the next one if a merge is in progress. Return whether the snapshot changed."""
@@ -516,7 +506,9 @@ class Metadata:
 
     def _publish(self, cluster: Cluster) -> None:
         """Replace the snapshot. No other method changes `cluster`."""
+        are_same_nodes = cluster.nodes is self.cluster.nodes
         self.cluster = cluster
         self.version += 1
-        self._brokers.update(cluster)
+        if not are_same_nodes:
+            self._brokers.update(cluster)
         self._wake.set()

@@ -1,7 +1,9 @@
 """Types of the compiled request path; see _request_path.pyx for the documentation."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+_Thing = TypeVar("_Thing")
 
 class _Queue(Protocol):
     @property
@@ -33,3 +35,6 @@ class Buckets:
     def add(self, value: float, times: int = 1) -> None: ...
     def filled(self) -> tuple[tuple[float, int], ...]: ...
     def quantile(self, q: float) -> float: ...
+
+def untrack(thing: object) -> None: ...
+def untracked(things: tuple[_Thing, ...]) -> tuple[_Thing, ...]: ...

@@ -127,9 +127,9 @@ class Gathering:
 class PartitionQueue:
     topic: str
     partition: int
-    batches: deque[ProducerBatch]
+    batches: deque[ProducerBatch] | tuple[ProducerBatch, ...]
     tail: ProducerBatch | None
-    in_flight: list[ProducerBatch]
+    in_flight: tuple[ProducerBatch, ...]
     retry_at: float
     sequence: PartitionSequence | None
     size_hint: int

@@ -85,6 +85,7 @@ DEF HEADER = 61                # bytes of a batch before its records (DefaultRec
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
 DEF RECORD_COST = 512          # bytes added to the size of each record when it is counted for YIELD_AFTER
+DEF BATCH_COST = 8192         # likewise for each batch that is opened, which takes as long as about 16 records
 DEF LARGE = 4 << 20            # a thread copies values of this size or more; 100 MiB would block the loop for 60-200 ms
 DEF STICKY_LEAST = 16 << 10    # bytes of keyless records after which the partition may change (as in Java)
 
@@ -1086,16 +1087,17 @@ include "_gathering.pxi"
 cdef class PartitionQueue:
     """The batches for one partition that are not in flight, oldest first; the last one may be open.
 
-    The accumulator owns the queue. The code in this file writes only `tail`.
+    The accumulator owns the queue. The code in this file writes only `tail`. An idle queue is kept small, since a
+    producer keeps the queue of each partition that it has ever written to.
     """
 
     cdef readonly str topic
     cdef readonly int partition
-    cdef readonly object batches
-    """A deque of ProducerBatch."""
+    cdef public object batches
+    """A deque of ProducerBatch, or a tuple of none or one, because a deque occupies 600 bytes."""
     cdef public Batch tail
     """The open batch at the end of `batches`, or None."""
-    cdef public list in_flight
+    cdef public tuple in_flight
     """Batches that were written but not answered, in the order in which they were written."""
     cdef public double retry_at
     """The loop time before which nothing is sent after an error; 0 if there was no error."""
@@ -1112,8 +1114,8 @@ cdef class PartitionQueue:
         self.topic = topic
         self.partition = partition
         self.unretrieved = unretrieved
-        self.batches = deque()
-        self.in_flight = []
+        self.batches = ()
+        self.in_flight = ()
         self.size_hint = 1024
         self.node_id = -1
 
@@ -1575,6 +1577,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
     while batch is None or (most >= LARGE and batch.record_count) or not has_room(batch, most, self.memory):
         if self.accumulator.open_batch(queue, most) is None:
             return None
+        self.burst += BATCH_COST
         if self.accumulator.compressor.turn_is_full:
             self.burst = YIELD_AFTER
         batch = queue.tail         # check again: the garbage collector or a signal handler may have appended to it

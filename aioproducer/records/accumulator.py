@@ -1,4 +1,4 @@
-"""Keeps the batches that are waiting to be sent, in one deque per partition, and accounts for the memory that they
+"""Keeps the batches that are waiting to be sent, in one queue per partition, and accounts for the memory that they
 occupy.
 
 The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
@@ -8,8 +8,8 @@ memory are served first come, first served."""
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -41,7 +41,8 @@ SMALLEST_BATCH = 1024
 PAUSE_OF_WEIGHING = 20e-6
 """The pause between two measurements of a topic's load, in seconds per partition; one measurement takes a twentieth
 of that."""
-
+MOST_ASSIGNED = 2000
+"""The number of partitions that are assigned to leaders before other tasks can run; that takes about a millisecond."""
 MOST_REBUILDS = 3
 """The maximum number of times that a batch is compressed again in a thread because some of its records timed out."""
 
@@ -70,15 +71,22 @@ class Accumulator:
             core.metrics.buffer_wait,
         )
         self._closed = False
-        # every partition of every topic ever written to, because sequence numbers must outlive the metadata
-        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self._queues: dict[str, list[PartitionQueue]] = {}
+        """The queue of each partition of each topic ever written to, because sequence numbers must outlive the
+        metadata."""
         self._applied_info: dict[str, TopicInfo] = {}
         """The metadata by which each topic's queues were last assigned to leaders; the same object until the topic
         changes."""
+        self.outdated: dict[str, TopicInfo] = {}
+        """The topics whose queues have yet to be assigned to leaders, with their new metadata."""
+        self._dropped: set[str] = set()
+        """Topics that left the metadata while there were batches for them."""
         self._orders = count()
         # batches to be sent
         self._filled: dict[PartitionQueue, None] = {}
         """Queues that have batches, in the order of their first batch."""
+        self._waiting: dict[PartitionQueue, None] = {}
+        """Those of them that are not in `_ready`."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
         """The queues whose first batch is due, by leader. Leaders, and the queues of each leader, are served in
         rotation."""
@@ -198,29 +206,53 @@ class Accumulator:
     # ---------------------------------------------------------------------------------------- the sender's task
 
     def update_leaders(self, cluster: Cluster) -> None:
-        """Apply a new metadata snapshot: assign each queue to its leader."""
-        for name, topic in list(self.topics.items()):
-            info = cluster.topic(name)
-            if info is not None:
-                self._set_leaders(topic, info)
+        """Apply a new metadata snapshot: assign the queues of changed topics to their leaders.
+
+        If there are many, some are left for assign_leaders()."""
+        topics, applied = cluster.topics, self._applied_info
+        self.outdated = {}
+        changed = [
+            name for name in self.topics if name not in topics or topics[name] is not applied.get(name)
+        ]
+        for name in changed:
+            if (info := cluster.topic(name)) is None:
+                self._lose_leaders(name, is_dropped=name not in topics)
+            else:
+                self.outdated[name] = info
+        for name in list(self._dropped):
+            queues = [queue for queue in self._queues[name] if queue.batches or queue.in_flight]
+            if name in self.topics or not queues:
+                self._dropped.discard(name)
                 continue
-            self._applied_info.pop(name, None)
-            for queue in topic.queues:
-                self._set_leader(queue, NO_NODE)
-            if name not in cluster.topics:
-                # The topic was dropped as idle, or deleted: its next record requests the metadata again.
-                del self.topics[name]
-                self._leaders.forget(name)
-        for queue in self._filled:
-            if queue.topic in self.topics:
-                continue  # its leader was already set above
-            partition = cluster.partition(queue.topic, queue.partition)
-            self._set_leader(queue, NO_NODE if partition is None else partition.leader)
+            for queue in queues:
+                partition = cluster.partition(name, queue.partition)
+                self._set_leader(queue, NO_NODE if partition is None else partition.leader)
+        self._ready = {node_id: group for node_id, group in self._ready.items() if group}
+        self.assign_leaders()
+
+    def assign_leaders(self) -> bool:
+        """Assign the queues that update_leaders() left, about MOST_ASSIGNED at a time. Return whether none are left."""
+        left = MOST_ASSIGNED
+        for name, info in list(self.outdated.items()):
+            if left <= 0:
+                return False
+            del self.outdated[name]
+            if (topic := self.topics.get(name)) is not None:
+                self._set_leaders(topic, info)
+                left -= len(info.partitions)
         self._leaders.log_changes()
-        due = [queue for group in self._ready.values() for queue in group]
-        self._ready = {}
-        for queue in due:
-            self._make_ready(queue)
+        return True
+
+    def _lose_leaders(self, name: str, *, is_dropped: bool) -> None:
+        """Assign the queues of a topic to no leader, because the topic has an error or left the metadata."""
+        self._applied_info.pop(name, None)
+        for queue in self.topics[name].queues:
+            self._set_leader(queue, NO_NODE)
+        if is_dropped:
+            # The topic was dropped as idle, or deleted: its next record requests the metadata again.
+            del self.topics[name]
+            self._leaders.forget(name)
+            self._dropped.add(name)
 
     def ready(self, now: float) -> tuple[list[int], float | None]:
         """Return the nodes that have a due batch (NO_NODE if its leader is unknown), and the loop time of the next
@@ -240,7 +272,7 @@ class Accumulator:
         if self._weighed:
             self._weighed = {name: until for name, until in self._weighed.items() if until > now}
         if self._everything_is_due():
-            for queue in self._filled:
+            for queue in list(self._waiting):
                 self._make_ready(queue)
         if self._backing_off:
             times.append(self._backing_off[0][0])
@@ -253,17 +285,20 @@ class Accumulator:
 
     def topics_without_leader(self) -> set[str]:
         """Return the topics that have data for partitions without a known leader."""
-        return {queue.topic for queue in self._ready.get(NO_NODE, ())}
+        return {queue.topic for queue in self._ready.get(NO_NODE, ())} - self.outdated.keys()
 
     def log_missing_leaders(self, now: float) -> None:
         """Log the partitions that have data but no leader: once immediately, and then every 10 s."""
-        waiting = self._ready.get(NO_NODE, ())
+        waiting = [queue for queue in self._ready.get(NO_NODE, ()) if queue.topic not in self.outdated]
         self._leaders.note_waiting([(queue.topic, queue.partition) for queue in waiting], now)
 
-    def due(self, node_id: int, now: float) -> list[PartitionQueue]:
-        """Return the partitions whose first batch is due for this node, starting with the one that has waited
-        longest."""
-        return [queue for queue in self._ready.get(node_id, ()) if queue.retry_at <= now]
+    def due(self, node_id: int, now: float) -> Iterator[PartitionQueue]:
+        """Yield the partitions whose first batch is due for this node, starting with the one that has waited longest.
+
+        Partitions that assign_leaders() has yet to assign are left out: they may have another leader by now."""
+        for queue in list(self._ready.get(node_id, ())):
+            if queue.retry_at <= now and queue.topic not in self.outdated:
+                yield queue
 
     def complete_first(self, queue: PartitionQueue) -> ProducerBatch | None:
         """Return the first batch for a partition, closed and ready to be sent; None while a thread compresses it."""
@@ -280,19 +315,22 @@ class Accumulator:
         If so, the partition is moved behind the others of its node.
         """
         group = self._ready[queue.node_id]
-        queue.batches.popleft()
+        _remove(queue, queue.batches[0])
         del group[queue]
         if not queue.batches:
             del self._filled[queue]
         elif self._is_due(queue):
             group[queue] = None
             return True
+        else:
+            self._waiting[queue] = None
         return False
 
-    def serve_last(self, node_id: int) -> None:
-        """Move a node behind the others, so that the next pass begins with the others."""
-        if node_id in self._ready:
-            self._ready[node_id] = self._ready.pop(node_id)
+    def serve_last(self, nodes: Iterable[int]) -> None:
+        """Move these nodes behind the others, so that the next pass begins with the others."""
+        for node_id in nodes:
+            if node_id in self._ready:
+                self._ready[node_id] = self._ready.pop(node_id)
 
     def _drop_withdrawn(self, batch: ProducerBatch) -> None:
         """Leave out the records whose own timeout has passed, and compress the remaining ones again.
@@ -353,8 +391,7 @@ class Accumulator:
         place = 0
         while place < len(queue.batches) and queue.batches[place].order < batch.order:
             place += 1
-        queue.batches.insert(place, batch)
-        self._filled[queue] = None
+        self._put(queue, place, batch)
         queue.retry_at = max(queue.retry_at, retry_at)
         if retry_at > self._loop.time():
             heapq.heappush(self._backing_off, (retry_at, batch.order, queue))
@@ -385,15 +422,14 @@ class Accumulator:
 
     def holds(self, topic: str, partition: int) -> bool:
         """Return whether records for this partition are buffered or in flight."""
-        queue = self._queues.get((topic, partition))
-        return queue is not None and bool(queue.batches or queue.in_flight)
+        queues = self._queues.get(topic, ())
+        return partition < len(queues) and bool(queues[partition].batches or queues[partition].in_flight)
 
     def hurry_node(self, node_id: int) -> None:
         """For each partition of this node, make the first buffered batch due."""
         for queue in self._filled:
             if queue.node_id == node_id:
-                first: ProducerBatch = queue.batches[0]
-                first.is_due = True
+                queue.batches[0].is_due = True
                 self._make_ready(queue)
 
     def touch(self, queue: PartitionQueue) -> None:
@@ -428,11 +464,11 @@ class Accumulator:
         if batch is queue.tail:
             queue.tail = None
         if batch in queue.batches:
-            queue.batches.remove(batch)
+            _remove(queue, batch)
         if not queue.batches:
             self._filled.pop(queue, None)
-            for group in self._ready.values():
-                group.pop(queue, None)
+            self._waiting.pop(queue, None)
+            self._ready.get(queue.node_id, {}).pop(queue, None)
 
     def expired(self, now: float) -> list[ProducerBatch]:
         """Return the batches whose delivery timeout has passed, and those that have no live records and can no longer
@@ -455,13 +491,14 @@ class Accumulator:
 
     def _set_leaders(self, topic: Topic, info: TopicInfo) -> None:
         self._applied_info[info.name] = info
+        self.outdated.pop(info.name, None)
         for queue in topic.queues[len(info.partitions) :]:
             self._set_leader(queue, NO_NODE)  # the topic was re-created with fewer partitions
         del topic.queues[len(info.partitions) :]
-        for number in range(len(topic.queues), len(info.partitions)):
-            if (info.name, number) not in self._queues:
-                self._queues[info.name, number] = PartitionQueue(info.name, number, self.unretrieved)
-            topic.queues.append(self._queues[info.name, number])
+        queues = self._queues.setdefault(info.name, [])
+        for number in range(len(queues), len(info.partitions)):
+            queues.append(PartitionQueue(info.name, number, self.unretrieved))
+        topic.queues.extend(queues[len(topic.queues) : len(info.partitions)])
         for queue, partition in zip(topic.queues, info.partitions, strict=True):
             self._set_leader(queue, partition.leader)
         available = info.available or list(range(len(info.partitions)))
@@ -472,17 +509,24 @@ class Accumulator:
 
     def _set_leader(self, queue: PartitionQueue, node_id: int) -> None:
         if queue.node_id != node_id:
-            group = self._ready.get(queue.node_id)
-            if group is not None and queue in group:
+            if (group := self._ready.get(queue.node_id)) is not None and queue in group:
                 del group[queue]
                 self._ready.setdefault(node_id, {})[queue] = None
             self._leaders.note(queue.topic, queue.partition, queue.node_id, node_id)
             queue.node_id = node_id
 
     def _enqueue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        queue.batches.append(batch)
-        self._filled[queue] = None
+        self._put(queue, len(queue.batches), batch)
         self.incomplete[batch] = None
+
+    def _put(self, queue: PartitionQueue, place: int, batch: ProducerBatch) -> None:
+        if not queue.batches:
+            queue.batches = (batch,)
+            self._filled[queue] = self._waiting[queue] = None
+            return
+        if isinstance(queue.batches, tuple):
+            queue.batches = deque(queue.batches)
+        queue.batches.insert(place, batch)
 
     def _everything_is_due(self) -> bool:
         return bool(self.memory.waiters or self._flushing or self._closed)
@@ -503,6 +547,7 @@ class Accumulator:
             group = self._ready[queue.node_id] = {}
         if queue not in group:
             group[queue] = None
+            self._waiting.pop(queue, None)
 
     def _close(self, batch: ProducerBatch) -> None:
         queue = batch.queue
@@ -546,3 +591,10 @@ class Accumulator:
         """Count rejected records whose errors no caller has retrieved. Can be called from any thread."""
         for error in errors:
             self.unretrieved.add(topic, error, 1)
+
+
+def _remove(queue: PartitionQueue, batch: ProducerBatch) -> None:
+    if isinstance(queue.batches, tuple) or len(queue.batches) == 1:
+        queue.batches = ()
+    else:
+        queue.batches.remove(batch)

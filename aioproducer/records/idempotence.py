@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
+from aioproducer.protocol._request_path import untrack
+
 LAST_SEQUENCE = 2**31 - 1
 LAST_EPOCH = 2**15 - 1
 
@@ -45,6 +47,7 @@ class PartitionSequence:
         self.has_gap = False
         """True if a numbered batch failed: the following batches need a new epoch, unless a later batch is
         acknowledged."""
+        untrack(self)
 
     def adopt(self, identity: ProducerIdentity) -> None:
         self.identity = identity
@@ -62,10 +65,12 @@ class Idempotence:
         """The identity for new batches; changed only by `use`."""
         self.needs_identity = enabled
         """True while no batch can be numbered, because a broker must first provide a producer id."""
-        self._sequences: dict[tuple[UUID, int], PartitionSequence] = {}
+        self._sequences: dict[UUID, dict[int, PartitionSequence]] = {}
         self._replaced: set[tuple[UUID, int]] = set()
-        """The keys of partitions whose topic was re-created with another id. Outdated metadata may still contain the
-        old id."""
+        """The partitions, as (topic id, number), whose topic was re-created with another id. Outdated metadata may
+        still contain the old id."""
+        self._confirmations: dict[int, tuple[ProducerIdentity, int]] = {}
+        """The last (identity, leader) of each leader, so that its partitions share one tuple."""
 
     def use(self, identity: ProducerIdentity | None) -> None:
         """Number batches under this identity from now on; with None, wait for another one."""
@@ -83,13 +88,14 @@ class Idempotence:
         """
         if not topic_id.int:
             return known if known is not None else PartitionSequence(topic_id)
-        found = self._sequences.get((topic_id, partition))
+        sequences = self._sequences.setdefault(topic_id, {})
+        found = sequences.get(partition)
         if found is None:
             found = PartitionSequence(topic_id)
             if known is not None and not known.topic_id.int:
                 found = known
             found.topic_id = topic_id
-            self._sequences[topic_id, partition] = found
+            sequences[partition] = found
         if found is not known and known is not None and known.topic_id.int:
             self._replace((known.topic_id, partition), (topic_id, partition))
         return found
@@ -98,10 +104,13 @@ class Idempotence:
         """Note that a topic was re-created, and forget replaced topics whose epoch is no longer in use."""
         self._replaced.discard(new)
         self._replaced.add(old)
-        for place in list(self._replaced):
-            if self.identity is not None and self._sequences[place].identity != self.identity:
-                self._replaced.remove(place)
-                del self._sequences[place]
+        for topic_id, partition in list(self._replaced):
+            sequences = self._sequences[topic_id]
+            if self.identity is not None and sequences[partition].identity != self.identity:
+                self._replaced.remove((topic_id, partition))
+                del sequences[partition]
+                if not sequences:
+                    del self._sequences[topic_id]
 
     def may_be_in_flight(self, sequence: PartitionSequence, leader: int, most: int) -> int:
         """Return how many batches for the partition may be in flight to `leader`.
@@ -146,7 +155,10 @@ class Idempotence:
 
     def note_acknowledged(self, sequence: PartitionSequence, identity: ProducerIdentity, leader: int) -> None:
         if sequence.identity == identity:
-            sequence.confirmed_on = (identity, leader)
+            confirmation = self._confirmations.get(leader)
+            if confirmation is None or confirmation[0] != identity:
+                confirmation = self._confirmations[leader] = identity, leader
+            sequence.confirmed_on = confirmation
             # The broker accepted a later batch in this epoch, so it has all earlier ones.
             sequence.has_gap = False
 

@@ -105,11 +105,12 @@ class LossWatch:
 
     def look_at(self, cluster: Cluster, now: float) -> None:
         """Compare the topic ids in new metadata with the known ones."""
-        for name, info in cluster.topics.items():
-            known = self._infos.get(name)
-            if known is info or not info.topic_id.int or info.topic_id in self._former_ids:
+        infos = self._infos
+        for name, info in [item for item in cluster.topics.items() if infos.get(item[0]) is not item[1]]:
+            known = infos.get(name)
+            if not info.topic_id.int or info.topic_id in self._former_ids:
                 continue
-            self._infos[name] = info
+            infos[name] = info
             if known is not None and known.topic_id != info.topic_id:
                 self._former_ids.add(known.topic_id)
                 self._recreated(info, known.topic_id, now)

@@ -5,11 +5,12 @@ the answers to this module, which neither awaits nor writes to a socket."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
+from aioproducer.cluster import LeaderHint
 from aioproducer.core import Core
 from aioproducer.errors import (
     BrokerError,
@@ -85,6 +86,8 @@ class ProduceResults:
         self.losses = LossWatch(core.config, core.metrics)
         self._retries = Retries(self._log)
         self._is_ending_behind = False
+        self._doubted: list[tuple[str, int]] = []
+        """Partitions in the current response whose broker is not the leader, while no other leader is known."""
         self._completes_successes = decide(ApiKey.PRODUCE, SUCCESS).action is Action.SUCCEED
         """True if the error table's action for a plain success is to complete the batch. The action is looked up only
         once."""
@@ -125,6 +128,8 @@ class ProduceResults:
             now: the loop's time.
         """
         expected = {(batch.queue.topic, batch.queue.partition): batch for batch in batches}
+        if hints := list(leader_hints(response, names, expected)):
+            self._metadata.apply_leader_hints(hints, response.node_endpoints)
         violation: ProtocolError | None = None
         for topic in response.responses:
             name = topic.name or names.get(topic.topic_id.int, "")
@@ -137,6 +142,9 @@ class ProduceResults:
                     )
                 else:
                     self._partition_answered(batch, partition, response, now, addressed[name])
+        if self._doubted:
+            doubted, self._doubted = self._doubted, []
+            self._metadata.doubt_leaders(doubted)
         if expected:
             missing = "a partition" if len(expected) == 1 else f"{len(expected)} partitions"
             violation = MissingPartitionError(f"broker {node_id} did not answer for {missing} of the request")
@@ -226,24 +234,17 @@ class ProduceResults:
             return False
         return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
-    def _learn_leader(self, said: PartitionAnswer) -> bool:
-        """Apply the leader hint in the answer, if there is one (KIP-951). Return whether another broker is now the
-        leader.
+    def _has_moved(self, batch: ProducerBatch) -> bool:
+        """Return whether another broker than the one that the batch was sent to is now known as the leader.
 
-        If the leader is unknown or still the broker that the batch was sent to, request new metadata.
+        If not, request new metadata once the whole response has been applied.
         """
-        batch, answer, response = said.batch, said.answer, said.response
         queue = batch.queue
-        leader = answer.current_leader
-        if leader.leader_id >= 0:
-            self._metadata.apply_leader_hint(
-                queue.topic, queue.partition, leader.leader_id, leader.leader_epoch, response.node_endpoints
-            )
         known = self._metadata.cluster.partition(queue.topic, queue.partition)
-        is_another = known is not None and known.leader not in (NO_NODE, batch.broker)
-        if not is_another:
-            self._metadata.doubt_leader(queue.topic, queue.partition)
-        return is_another
+        if known is not None and known.leader not in (NO_NODE, batch.broker):
+            return True
+        self._doubted.append((queue.topic, queue.partition))
+        return False
 
     # ------------------------------------------------------------------------------ one method for each action
 
@@ -267,7 +268,7 @@ class ProduceResults:
         self._send_later(said.batch, said.now)
 
     def _refresh(self, said: PartitionAnswer) -> None:
-        if self._learn_leader(said):
+        if self._has_moved(said.batch):
             said.batch.mark_returned()
             self._accumulator.requeue(said.batch, said.now)
         else:
@@ -559,3 +560,15 @@ class ProduceResults:
             requires_abort=self._transaction.is_used and not requires_reinit,
             requires_reinit=requires_reinit,
         )
+
+
+def leader_hints(
+    response: ProduceResponse, names: Mapping[int, str], expected: Container[tuple[str, int]]
+) -> Iterator[LeaderHint]:
+    """Yield the leaders that the errors in a response name, for the partitions that are expected in it (KIP-951)."""
+    for topic in response.responses:
+        name = topic.name or names.get(topic.topic_id.int, "")
+        for answer in topic.partition_responses:
+            leader = answer.current_leader
+            if answer.error_code and leader.leader_id >= 0 and (name, answer.index) in expected:
+                yield LeaderHint(name, answer.index, leader.leader_id, leader.leader_epoch)

@@ -171,10 +171,10 @@ async def test_an_advertised_name_that_is_unknown_here_is_named_by_start_and_sen
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         servers = cluster.bootstrap_servers
         cluster.broker(0).host = "kafka.invalid"
-        settings = QUICK | {"max_block_ms": 250 * MS * 1000}
+        settings = QUICK | {"max_block_ms": 600 * MS * 1000}
         transactional = Producer(servers, transactional_id="x", **settings)
         in_start = await error_of(transactional.start(), seconds=5)
-        settings |= {"request_timeout_ms": 200 * MS * 1000, "delivery_timeout_ms": 300 * MS * 1000}
+        settings |= {"request_timeout_ms": 400 * MS * 1000, "delivery_timeout_ms": 600 * MS * 1000}
         async with Producer(servers, **settings) as producer:
             in_send = await error_of(producer.send_and_wait("t", b"x"), seconds=5)
         cluster.broker(0).host = "127.0.0.1"

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from aioproducer.cluster import LeaderHint
 from aioproducer.errors import (
     AuthenticationError,
     BootstrapError,
@@ -723,7 +724,7 @@ async def test_a_leader_hint_is_applied_immediately_and_its_broker_is_known():
         version = net.metadata.version
         net.wake.clear()
 
-        assert net.metadata.apply_leader_hint("a", 0, 5, 3, endpoints(5))
+        assert net.metadata.apply_leader_hints([LeaderHint("a", 0, 5, 3)], endpoints(5))
         assert net.metadata.cluster.partition("a", 0).leader == 5
         assert net.metadata.version == version + 1
         assert net.wake.is_set()
@@ -735,8 +736,8 @@ async def test_an_old_hint_changes_nothing():
     async with told_by() as (net, _):
         await net.metadata.wait_for_topic("a", soon())
         version = net.metadata.version
-        assert not net.metadata.apply_leader_hint("a", 0, 5, 0, endpoints(5))
-        assert not net.metadata.apply_leader_hint("b", 0, 5, 9, endpoints(5))
+        assert not net.metadata.apply_leader_hints([LeaderHint("a", 0, 5, 0)], endpoints(5))
+        assert not net.metadata.apply_leader_hints([LeaderHint("b", 0, 5, 9)], endpoints(5))
         assert net.metadata.version == version
 
 
@@ -744,7 +745,7 @@ async def test_an_old_hint_changes_nothing():
 async def test_metadata_requested_before_a_hint_does_not_undo_it():
     async with told_by() as (net, _):
         await net.metadata.wait_for_topic("a", soon())
-        net.metadata.apply_leader_hint("a", 0, 0, 3, [])
+        net.metadata.apply_leader_hints([LeaderHint("a", 0, 0, 3)], [])
         version = net.metadata.version
         net.metadata.request_update()
         await until(lambda: net.metadata.version > version)

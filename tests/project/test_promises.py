@@ -657,13 +657,13 @@ async def test_records_without_a_key_avoid_a_broker_that_accepts_nothing():
         topic = producer._accumulator.topics["t"]
         while topic.sticky_partition != 1:  # the previously chosen partition stays until it is full
             await producer.send("t", bytes(200))
-        left = producer._accumulator._queues["t", 0].batches.copy()
+        left = list(producer._accumulator._queues["t"][0].batches)
 
         for _ in range(200):
             await producer.send("t", bytes(200))
         await until(lambda: len(values(cluster, "t", 1)) > 200)
 
-        assert producer._accumulator._queues["t", 0].batches == left
+        assert list(producer._accumulator._queues["t"][0].batches) == left
         cluster.thaw_broker(0)
         await within(2, producer.flush())
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections import Counter
 from random import Random
 
 import pytest
 
+from aioproducer.cluster import Cluster
 from aioproducer.errors import DeliveryError
 from aioproducer.partitioner import UniformSticky
 from aioproducer.protocol.compression import Codec, compressor
@@ -23,6 +25,7 @@ from tests.support.accumulator_bench import (
     LONG,
     Bench,
     cluster_of,
+    note_answered,
     partitions_of,
     small_bench,
     topic_info,
@@ -157,6 +160,25 @@ async def test_everything_is_due_while_a_flush_runs_and_it_ends_with_the_last_ba
     assert bench.ready() == []  # records appended afterwards linger again
 
 
+async def test_passes_of_a_flush_do_not_look_at_all_partitions_again(monkeypatch):
+    bench = Bench([0] * 100)
+    made_ready = []
+    make_ready = bench.accumulator._make_ready
+    monkeypatch.setattr(
+        bench.accumulator,
+        "_make_ready",
+        lambda queue: (made_ready.append(queue.partition), make_ready(queue)),
+    )
+    for partition in range(100):
+        bench.send(partition)
+    flushed = asyncio.ensure_future(bench.accumulator.flush())
+    await asyncio.sleep(0)
+    while bench.ready():
+        bench.succeed(*bench.drain_some(10)[0])
+    await asyncio.wait_for(flushed, 1)
+    assert sorted(made_ready) == list(range(100))
+
+
 async def test_during_a_flush_an_open_batch_behind_a_full_one_is_sent_in_the_same_pass():
     bench = Bench(batch_size=1000)
     bench.fill()
@@ -244,6 +266,121 @@ async def test_batches_of_a_topic_missing_from_metadata_wait_for_a_leader():
     bench.accumulator.open_topic(topic_info([1]))
     assert bench.ready() == [1]
     assert len(bench.drain(1)) == 1
+
+
+async def test_a_topic_that_is_dropped_after_it_had_an_error_is_forgotten():
+    bench = Bench(linger_ms=0)
+
+    bench.accumulator.update_leaders(cluster_of(topic_info([0])._replace(error=3)))
+    assert "orders" in bench.accumulator.topics
+    bench.accumulator.update_leaders(cluster_of())
+
+    assert bench.accumulator.topics == {}
+
+
+async def test_batches_of_a_dropped_topic_are_sent_when_the_metadata_names_it_again():
+    bench = Bench([0, 0], linger_ms=0)
+    bench.send(1)
+    bench.accumulator.update_leaders(cluster_of())
+
+    bench.accumulator.update_leaders(cluster_of(topic_info([1, 2])))
+
+    assert bench.accumulator.topics == {}
+    assert bench.ready() == [2]
+    assert partitions_of(bench.drain(2)) == [1]
+
+
+def two_topics(**settings: object) -> Bench:
+    """A bench with a batch for each topic, whose update of the leaders then takes two steps."""
+    bench = Bench(linger_ms=0, **settings)
+    bench.accumulator.open_topic(topic_info([0], "second", 2))
+    bench.send(0)
+    bench.send(0, topic="second")
+    return bench
+
+
+def topics_moved_to(node: int) -> Cluster:
+    return cluster_of(topic_info([node]), topic_info([node], "second", 2))
+
+
+async def test_many_partitions_are_assigned_to_their_leaders_in_steps(monkeypatch):
+    monkeypatch.setattr(accumulator, "MOST_ASSIGNED", 1)
+    bench = two_topics()
+
+    bench.accumulator.update_leaders(topics_moved_to(1))
+
+    assert [batch.queue.topic for batch in bench.drain(1)] == ["orders"]
+    assert bench.drain(0) == []  # "second" may have another leader by now
+    assert bench.accumulator.assign_leaders()
+    assert [batch.queue.topic for batch in bench.drain(1)] == ["second"]
+
+
+async def test_a_step_of_assigning_leaders_ends_after_its_number_of_partitions(monkeypatch):
+    monkeypatch.setattr(accumulator, "MOST_ASSIGNED", 2)
+    bench = Bench()
+    names = [f"t{number}" for number in range(5)]
+    for name in names:
+        bench.accumulator.open_topic(topic_info([0], name))
+
+    bench.accumulator.update_leaders(cluster_of(*(topic_info([1], name) for name in names)))
+
+    def moved() -> int:
+        return sum(bench.accumulator.topics[name].queues[0].node_id == 1 for name in names)
+
+    assert moved() == 2
+    assert not bench.accumulator.assign_leaders()
+    assert moved() == 4
+    assert bench.accumulator.assign_leaders()
+    assert moved() == 5
+
+
+async def test_a_topic_whose_leaders_were_not_assigned_yet_is_not_said_to_lack_them(monkeypatch, caplog):
+    monkeypatch.setattr(accumulator, "MOST_ASSIGNED", 1)
+    bench = two_topics()
+    bench.accumulator.update_leaders(topics_moved_to(NO_NODE))
+    bench.accumulator.assign_leaders()
+    assert bench.accumulator.topics_without_leader() == {"orders", "second"}
+
+    bench.accumulator.update_leaders(topics_moved_to(1))
+    bench.accumulator.log_missing_leaders(bench.loop.time())
+
+    assert bench.accumulator.topics_without_leader() == set()
+    assert caplog.records == []
+
+
+async def test_newer_leaders_replace_those_that_were_not_assigned_yet(monkeypatch):
+    monkeypatch.setattr(accumulator, "MOST_ASSIGNED", 1)
+    bench = two_topics()
+
+    bench.accumulator.update_leaders(topics_moved_to(1))
+    bench.accumulator.update_leaders(topics_moved_to(2))
+    while not bench.accumulator.assign_leaders():
+        pass
+
+    assert sorted(batch.queue.topic for batch in bench.drain(2)) == ["orders", "second"]
+
+
+async def test_a_topic_dropped_before_its_leaders_were_assigned_waits_for_a_leader(monkeypatch):
+    monkeypatch.setattr(accumulator, "MOST_ASSIGNED", 1)
+    bench = two_topics()
+
+    bench.accumulator.update_leaders(topics_moved_to(1))
+    bench.accumulator.update_leaders(cluster_of())
+
+    assert bench.accumulator.assign_leaders()
+    assert bench.ready() == [NO_NODE]
+    assert bench.accumulator.topics_without_leader() == {"orders", "second"}
+
+
+async def test_an_unchanged_topic_costs_nothing_when_the_metadata_changes(monkeypatch):
+    bench = Bench()
+    info = bench.accumulator._applied_info["orders"]
+    assigned = []
+    monkeypatch.setattr(bench.accumulator, "_set_leaders", lambda topic, info: assigned.append(topic.name))
+
+    bench.accumulator.update_leaders(cluster_of(info, topic_info([1], "second", 2)))
+
+    assert assigned == []
 
 
 @pytest.mark.promise(
@@ -971,6 +1108,22 @@ async def test_a_topic_re_created_with_fewer_partitions_gets_no_record_for_the_m
     assert {delivery.topic_partition.partition for delivery in deliveries} == {0, 1}
 
 
+async def test_a_queue_without_batches_is_small():
+    queue = PartitionQueue("orders", 0)
+    assert sys.getsizeof(queue) + sys.getsizeof(queue.batches) + sys.getsizeof(queue.in_flight) < 300
+    assert queue.batches is queue.in_flight == ()
+
+    bench = Bench(linger_ms=0)
+    used = bench.topic.queues[0]
+    first = bench.send().batch
+    assert used.batches == (first,), "one batch needs no deque"
+    assert bench.drain() == [first]
+    second = bench.send().batch
+    assert bench.drain() == [second]
+    assert used.batches == ()
+    bench.succeed(first, second)
+
+
 # ------------------------------------------------------------------------------------------------------ random runs
 
 
@@ -983,6 +1136,10 @@ def check_invariants(bench: Bench) -> None:
             [queue.tail] if queue.tail is not None else []
         )
         assert all(batch in bench.accumulator.incomplete for batch in queue.batches)
+    filled = [queue for queue in bench.topic.queues if queue.batches]
+    ready = {queue for group in bench.accumulator._ready.values() for queue in group}
+    assert bench.accumulator._filled.keys() == set(filled)
+    assert bench.accumulator._waiting.keys() == set(filled) - ready
 
 
 @pytest.mark.promise("Accumulator, sender, connections", "buffer memory is accounted exactly")
@@ -1008,7 +1165,7 @@ async def test_in_random_runs_memory_is_exact_order_is_kept_and_due_batches_can_
                 assert batch.order >= drained_orders.get(batch.queue, (-1, 0))
                 drained_orders[batch.queue] = batch.order
                 batch.mark_sent(node)
-                batch.queue.in_flight.append(batch)
+                batch.queue.in_flight += (batch,)
                 in_flight.append(batch)
 
     def end(batch: ProducerBatch) -> None:
@@ -1019,7 +1176,7 @@ async def test_in_random_runs_memory_is_exact_order_is_kept_and_due_batches_can_
         if not in_flight:
             return
         batch = in_flight.pop(random.randrange(len(in_flight)))
-        batch.queue.in_flight.remove(batch)
+        note_answered(batch)
         if random.random() < 0.5:
             end(batch)
         else:
@@ -1058,7 +1215,7 @@ async def test_in_random_runs_memory_is_exact_order_is_kept_and_due_batches_can_
         await asyncio.sleep(0)
         drain()
         for batch in in_flight:
-            batch.queue.in_flight.remove(batch)
+            note_answered(batch)
             end(batch)
             bench.accumulator.touch(batch.queue)
         in_flight.clear()

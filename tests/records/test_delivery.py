@@ -603,7 +603,7 @@ async def test_batch_is_freed_with_its_last_delivery(path, accumulator):
     queue.tail.succeed(0, -1, -1)
 
     queue.tail = None
-    queue.batches.clear()
+    queue.batches = ()
     assert batch() is not None
     assert (await delivery).offset == 0
     del delivery
@@ -623,7 +623,7 @@ async def test_awaiting_leaves_no_cycle_behind(path, accumulator):
         queue.tail.succeed(0, -1, -1)
         await task
         queue.tail = None
-        queue.batches.clear()
+        queue.batches = ()
         del task, delivery
         await asyncio.sleep(0)  # the loop releases its reference to the task at the end of this turn
 

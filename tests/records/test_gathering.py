@@ -234,7 +234,7 @@ async def test_gathering_leaves_no_cycle_behind(path, accumulator, ends):
             assert isinstance(error, DeliveryError)
             del error
         queue.tail = None
-        queue.batches.clear()
+        queue.batches = ()
         del task, deliveries
         await asyncio.sleep(0)  # the loop releases its reference to the task at the end of this turn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from uuid import UUID
 
@@ -113,6 +114,13 @@ def test_state_is_kept_for_each_topic_id_and_partition():
     assert idempotence.sequence_of(None, TOPIC, 1) is not sequence
 
 
+def test_the_state_of_a_partition_is_hidden_from_the_garbage_collector():
+    """A full collection would visit that of each partition ever written to."""
+    _, sequence = begun()
+
+    assert not gc.is_tracked(sequence)
+
+
 def test_a_re_created_topic_starts_at_zero_and_the_old_one_is_remembered():
     idempotence, sequence = begun()
     idempotence.take(sequence, 7)
@@ -138,7 +146,10 @@ def test_sequences_of_re_created_topics_are_forgotten_with_their_epoch():
         idempotence.begin(sequence)
         idempotence.take(sequence, number)
 
-    assert set(idempotence._sequences) == {(UUID(int=98), 0), (UUID(int=99), 0)}
+    assert {topic_id: set(found) for topic_id, found in idempotence._sequences.items()} == {
+        UUID(int=98): {0},
+        UUID(int=99): {0},
+    }
 
 
 @pytest.mark.promise(

@@ -460,6 +460,25 @@ async def test_a_long_loop_of_sends_lets_other_tasks_run(path, size, count):
     assert len(turns) >= 7
 
 
+async def test_a_loop_of_sends_that_open_batches_lets_other_tasks_run_more_often(path, accumulator):
+    """Opening a batch takes as long as about 16 records."""
+    turns = []
+
+    async def other() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(other())
+    for _ in range(1000):
+        await path.send("orders", b"v")
+        accumulator.tail.queue.tail = None
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert 5 <= len(turns) <= 50
+
+
 async def test_send_and_wait_makes_its_batch_due_once_and_returns_the_metadata(path, accumulator):
     tasks = [asyncio.ensure_future(path.send_and_wait("orders", b"v")) for _ in range(3)]
     await asyncio.sleep(0)

@@ -186,7 +186,7 @@ async def test_a_batch_in_flight_whose_deadline_is_noticed_late_gets_one_more_pa
         [delivery] = await send_numbers(producer, [1])
         await within(1, held.reached())
         giving_up: GivingUp = producer._sender._giving_up
-        [batch] = producer._accumulator._queues["t", 0].in_flight
+        [batch] = producer._accumulator._queues["t"][0].in_flight
 
         assert giving_up.expire_overdue(batch.deadline + 2 * LATE_TIMER), (
             "its answer may be unread in the socket"
@@ -205,7 +205,7 @@ async def test_a_batch_whose_deadline_is_noticed_in_time_fails_immediately():
         held = cluster.faults.add(PRODUCE, hold=asyncio.Event())
         [delivery] = await send_numbers(producer, [1])
         await within(1, held.reached())
-        [batch] = producer._accumulator._queues["t", 0].in_flight
+        [batch] = producer._accumulator._queues["t"][0].in_flight
 
         assert not producer._sender._giving_up.expire_overdue(batch.deadline)
         assert delivery.exception().outcome is Outcome.UNKNOWN
@@ -259,7 +259,7 @@ class Stage:
         batch = delivery.batch
         self.bench.accumulator.take(batch.queue)
         batch.mark_sent(0)
-        batch.queue.in_flight.append(batch)
+        batch.queue.in_flight += (batch,)
         return delivery
 
     def each(self):

@@ -18,7 +18,7 @@ from aioproducer.sending.numbering import Numbering
 from aioproducer.sending.produce_results import ProduceResults
 from aioproducer.transactions.state import Transaction, TransactionState
 from aioproducer.types import TopicPartition
-from tests.support.accumulator_bench import Bench
+from tests.support.accumulator_bench import Bench, note_answered
 from tests.support.producing import (
     ONE_BATCH_PER_RECORD,
     PRODUCE,
@@ -38,7 +38,7 @@ from tests.support.producing import (
 async def test_sequences_wrap_from_their_last_number_to_zero():
     async with producing(batch_size=400) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
-        queue = producer._accumulator._queues["t", 0]
+        queue = producer._accumulator._queues["t"][0]
         queue.sequence.next_sequence = LAST_SEQUENCE - 6
         cluster.log("t", 0).producers.clear()
         cluster.faults.add(PRODUCE, drop_after_append=True)
@@ -103,7 +103,7 @@ async def test_a_partition_with_a_batch_in_flight_waits_for_the_first_acknowledg
         deliveries = await send_numbers(producer, range(3))
         await within(1, held.reached())
         numbering: Numbering = producer._sender._numbering
-        queue = producer._accumulator._queues["t", 0]
+        queue = producer._accumulator._queues["t"][0]
 
         assert not numbering.prepare(queue), "a broker without state accepts any first number"
 
@@ -166,16 +166,16 @@ class Stage:
         self.bench.accumulator.take(batch.queue)
         self.numbering.number(batch)
         batch.mark_sent(0)
-        batch.queue.in_flight.append(batch)
+        batch.queue.in_flight += (batch,)
         return batch
 
     def acknowledge(self, batch: ProducerBatch) -> None:
-        batch.queue.in_flight.remove(batch)
+        note_answered(batch)
         self.results.complete(batch, 0.0, base_offset=0)
 
     def put_back(self, batch: ProducerBatch, *, is_in_doubt: bool = False, topic_id: UUID = OLD) -> None:
         """Return a batch to its queue, as after a retriable error."""
-        batch.queue.in_flight.remove(batch)
+        note_answered(batch)
         if is_in_doubt:
             batch.doubt(topic_id.int)
         batch.mark_returned()

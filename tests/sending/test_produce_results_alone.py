@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
+from aioproducer.cluster import LeaderHint
 from aioproducer.errors import (
     BrokerConnectionError,
     BrokerError,
@@ -31,7 +32,7 @@ from aioproducer.records.idempotence import Idempotence, ProducerIdentity
 from aioproducer.sending.produce_results import NOT_VERIFIED, ProduceResults
 from aioproducer.transactions.roles import Participant
 from aioproducer.transactions.state import Transaction, TransactionState
-from tests.support.accumulator_bench import Bench, cluster_of, topic_info
+from tests.support.accumulator_bench import Bench, cluster_of, note_answered, topic_info
 from tests.support.log_lines import log_lines
 
 PartitionAnswer = ProduceResponse.PartitionProduceResponse
@@ -75,8 +76,8 @@ class Stage:
         self.calls: list[tuple] = []
         self.metadata = SimpleNamespace(
             cluster=cluster_of(topic_info((0, 0))),
-            apply_leader_hint=self._noting("apply_leader_hint"),
-            doubt_leader=self._noting("doubt_leader"),
+            apply_leader_hints=self._noting("apply_leader_hints"),
+            doubt_leaders=self._noting("doubt_leaders"),
             request_update=self._noting("request_update"),
         )
         brokers = SimpleNamespace(
@@ -109,7 +110,7 @@ class Stage:
 
     def send_again(self, batch: ProducerBatch, broker: int = 0) -> None:
         """Send a queued batch, although its back-off has not passed."""
-        batch.queue.batches.remove(batch)
+        batch.queue.batches = ()
         batch.queue.retry_at = 0.0
         batch.mark_sent(broker)
 
@@ -433,22 +434,61 @@ async def test_without_another_leader_the_batch_waits_and_metadata_is_refreshed(
     stage.answer(batch, error_code=Code.NOT_LEADER_OR_FOLLOWER)
 
     assert stage.retry_at(batch) == pytest.approx(0.1)
-    assert stage.calls == [("doubt_leader", "orders", 0)]
+    assert stage.calls == [("doubt_leaders", [("orders", 0)])]
+
+
+def named_leader(leader: int) -> ProduceResponse.LeaderIdAndEpoch:
+    return ProduceResponse.LeaderIdAndEpoch(leader_id=leader, leader_epoch=8)
 
 
 @pytest.mark.parametrize("leader", [-1, 0, 1])
 async def test_the_leader_that_the_answer_names_is_passed_to_the_metadata(leader):
     stage = Stage()
     batch, _ = stage.sent(broker=2)
-    response = ProduceResponse(
-        node_endpoints=[ProduceResponse.NodeEndpoint(node_id=leader, host="h", port=9092)]
+    endpoints = [ProduceResponse.NodeEndpoint(node_id=leader, host="h", port=9092)]
+    response = ProduceResponse(node_endpoints=endpoints)
+
+    stage.answer(
+        batch,
+        error_code=Code.NOT_LEADER_OR_FOLLOWER,
+        current_leader=named_leader(leader),
+        response=response,
     )
-    hint = ProduceResponse.LeaderIdAndEpoch(leader_id=leader, leader_epoch=8)
 
-    stage.answer(batch, error_code=Code.NOT_LEADER_OR_FOLLOWER, current_leader=hint, response=response)
+    hints = [LeaderHint("orders", 0, leader, 8)]
+    assert stage.calls == ([("apply_leader_hints", hints, endpoints)] if leader >= 0 else [])
 
-    expected = [("apply_leader_hint", "orders", 0, leader, 8, response.node_endpoints)] if leader >= 0 else []
-    assert stage.calls == expected
+
+@pytest.mark.parametrize(
+    ("leader", "expected"),
+    [
+        (1, ("apply_leader_hints", [LeaderHint("orders", 0, 1, 8), LeaderHint("orders", 1, 1, 8)], [])),
+        (-1, ("doubt_leaders", [("orders", 0), ("orders", 1)])),
+    ],
+)
+async def test_what_a_response_says_of_all_its_leaders_changes_the_metadata_once(leader, expected):
+    """Half of the partitions of a large cluster may move together, and each new snapshot is work for each topic."""
+    stage = Stage()
+    batches = [stage.sent(partition)[0] for partition in (0, 1)]
+
+    stage.answer(*batches, error_code=Code.NOT_LEADER_OR_FOLLOWER, current_leader=named_leader(leader))
+
+    assert stage.calls[0] == expected
+    assert [call[0] for call in stage.calls] == [expected[0]] + ["doubt_leaders"] * (leader >= 0)
+
+
+async def test_a_leader_of_a_partition_that_was_not_asked_about_is_ignored():
+    stage = Stage()
+    batch, _ = stage.sent(broker=2)
+    answers = [
+        PartitionAnswer(index=index, error_code=Code.NOT_LEADER_OR_FOLLOWER, current_leader=named_leader(1))
+        for index in (1, 0)
+    ]
+    topics = [ProduceResponse.TopicProduceResponse(name="orders", partition_responses=answers)]
+
+    stage.apply([batch], ProduceResponse(responses=topics))
+
+    assert stage.named("apply_leader_hints") == [("apply_leader_hints", [LeaderHint("orders", 0, 1, 8)], [])]
 
 
 async def test_an_unsupported_version_is_negotiated_again_once(caplog):
@@ -518,7 +558,7 @@ async def test_a_batch_behind_another_waits_for_it_if_the_broker_misses_a_sequen
     stage = Stage(**ONE_BATCH_PER_RECORD)
     first, _ = stage.sent()
     second, delivery = stage.sent()
-    first.queue.in_flight.append(first)
+    first.queue.in_flight += (first,)
 
     stage.answer(second, error_code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
@@ -534,7 +574,7 @@ async def test_a_rejected_batch_waits_only_for_numbered_batches_before_it(case):
     if case == "behind":
         batch, _ = stage.sent()
         other, _ = stage.sent()
-        other.queue.in_flight.append(other)
+        other.queue.in_flight += (other,)
     else:
         other, _ = stage.sent()
         batch, _ = stage.sent()
@@ -622,9 +662,9 @@ async def test_a_batch_that_only_waits_for_the_one_before_it_is_not_a_loss_of_da
     stage.answer(acknowledged, base_offset=0)
     first, _ = stage.sent()
     second, _ = stage.sent()
-    first.queue.in_flight.append(first)
+    first.queue.in_flight += (first,)
     stage.answer(second, error_code=Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
-    first.queue.in_flight.remove(first)
+    note_answered(first)
     stage.answer(first, base_offset=1)
     assert stage.metrics.data_losses == 0
 
@@ -1032,7 +1072,7 @@ async def test_in_gapless_order_a_failure_also_fails_the_batches_behind_it():
     _, late = stage.waiting()
     _, elsewhere = stage.waiting(1)
     for batch in (first, in_flight):
-        batch.queue.in_flight.append(batch)
+        batch.queue.in_flight += (batch,)
 
     stage.answer(failed, error_code=Code.TOPIC_AUTHORIZATION_FAILED)
 
@@ -1079,7 +1119,7 @@ async def test_in_gapless_order_a_batch_that_has_ended_and_waits_for_its_answer_
     stage = Stage(enable_gapless_order=True, **ONE_BATCH_PER_RECORD)
     failed, _ = stage.sent()
     ended, delivery = stage.sent()
-    ended.queue.in_flight.append(ended)
+    ended.queue.in_flight += (ended,)
     ended.give_up(DeliveryTimeoutError("late"))
     stage.accumulator.release(ended)
 

@@ -248,15 +248,17 @@ async def test_a_request_has_one_batch_of_each_partition_and_partitions_take_tur
 @pytest.mark.parametrize(
     ("many", "few", "expected"),
     [
-        (0, 1, [(1, 5), (0, 5), (0, 10), (0, 10), (0, 10)]),
-        (1, 0, [(1, 10), (0, 5), (1, 5), (1, 10), (1, 10)]),
+        (0, 1, [(1, 5), (0, 10), (0, 10), (0, 10), (0, 5)]),
+        (1, 0, [(1, 10), (0, 5), (1, 10), (1, 10), (1, 5)]),
     ],
     ids=["the first has few", "the first has many"],
 )
 async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_begins_with_the_other_nodes(
     monkeypatch, many, few, expected
 ):
-    monkeypatch.setattr(sender, "MOST_IN_PASS", 10)
+    monkeypatch.setattr(sender, "MOST_IN_REQUEST", 10)
+    monkeypatch.setattr(sender, "ENOUGH_FOR_PASS", 10)
+    monkeypatch.setattr(sender, "REQUEST_COST", 0)
     settings = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
     async with producing(brokers=2, topics={"t": 80}, **settings) as (_, producer):
         by_node = {0: [], 1: []}
@@ -463,7 +465,7 @@ async def test_requests_are_packed_by_the_compressed_size(codec):
         deliveries = []
         for _ in range(2):  # the second of a partition closes its first batch
             deliveries += [await producer.send("t", bytes(25_000), partition=number) for number in range(10)]
-        queues = [producer._accumulator._queues["t", number] for number in range(10)]
+        queues = [producer._accumulator._queues["t"][number] for number in range(10)]
         await until(lambda: not any(queue.batches[0].is_being_compressed for queue in queues))
         release.set()
         await within(1, held_back)

@@ -19,7 +19,7 @@ from aioproducer.sending.sender import Sender
 from aioproducer.transactions.roles import Participant
 from aioproducer.transactions.state import Transaction, TransactionState
 from aioproducer.types import TopicPartition
-from tests.support.accumulator_bench import Bench, cluster_of, topic_info
+from tests.support.accumulator_bench import Bench, cluster_of, note_answered, topic_info
 
 IDENTITY = ProducerIdentity(4711, 3)
 ONE_RECORD = {"batch_size": 1, "linger_ms": 0}
@@ -311,7 +311,8 @@ async def test_a_full_connection_is_tried_again_at_the_time_of_its_broker():
 
 
 async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_one_continues(monkeypatch):
-    monkeypatch.setattr(module, "MOST_IN_PASS", 2)
+    monkeypatch.setattr(module, "MOST_IN_REQUEST", 2)
+    monkeypatch.setattr(module, "ENOUGH_FOR_PASS", 2)
     stage = Stage((0, 0, 0))
     for partition in range(3):
         stage.bench.send(partition)
@@ -323,14 +324,24 @@ async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_one_continu
     assert not stage.bench.wake.is_set()
 
 
-async def test_a_pass_sends_a_thousand_batches_so_that_other_tasks_can_run():
-    stage = Stage((0,) * 1001)
-    for partition in range(1001):
+async def test_a_pass_sends_100_batches_so_that_other_tasks_can_run():
+    stage = Stage((0,) * 101)
+    for partition in range(101):
         stage.bench.send(partition)
     stage.run()
-    assert stage.sent() == [[("orders", 1, 1000)]]
+    assert stage.sent() == [[("orders", 1, 100)]]
     stage.run()
     assert stage.sent()[1:] == [[("orders", 1, 1)]]
+
+
+async def test_a_pass_to_many_nodes_sends_fewer_batches_since_each_request_takes_time_too():
+    stage = Stage(tuple(range(11)))
+    for partition in range(11):
+        stage.bench.send(partition)
+    stage.run()
+    assert [len(stage.sent(node)) for node in range(11)] == [1] * 10 + [0]
+    stage.run()
+    assert [len(stage.sent(node)) for node in range(11)] == [1] * 11
 
 
 @pytest.mark.parametrize(("missing", "requests"), [(0, 1), (1, 2)])
@@ -345,7 +356,7 @@ async def test_a_request_is_filled_to_its_last_byte_and_no_further(missing, requ
 
 
 async def test_a_node_that_was_not_reached_begins_the_next_pass(monkeypatch):
-    monkeypatch.setattr(module, "MOST_IN_PASS", 1)
+    monkeypatch.setattr(module, "ENOUGH_FOR_PASS", 1)
     stage = Stage((0, 1))
     stage.bench.send(0)
     stage.bench.send(1)
@@ -356,8 +367,18 @@ async def test_a_node_that_was_not_reached_begins_the_next_pass(monkeypatch):
     assert (len(stage.sent(0)), len(stage.sent(1))) == (1, 1)
 
 
+async def test_nodes_with_ever_new_batches_do_not_keep_the_others_waiting(monkeypatch):
+    monkeypatch.setattr(module, "ENOUGH_FOR_PASS", 10)
+    stage = Stage((0, 1, 2, 3))
+    for _ in range(4):
+        for partition in range(4):
+            stage.bench.send(partition)
+        stage.run()
+    assert all(stage.sent(node) for node in range(4))
+
+
 async def test_a_transaction_sends_everything_in_one_pass(monkeypatch):
-    monkeypatch.setattr(module, "MOST_IN_PASS", 1)
+    monkeypatch.setattr(module, "ENOUGH_FOR_PASS", 1)
     stage = Stage((0, 0), transactional_id="tx")
     stage.in_transaction()
     stage.bench.send(0)
@@ -481,7 +502,7 @@ async def test_batches_are_counted_at_their_first_attempt_and_as_retries_later()
     assert metrics.queue_time.maximum == pytest.approx(3, abs=1)
     assert (topic.batch_bytes, topic.retries) == (metrics.batch_bytes, 0)
 
-    batches[0].queue.in_flight.remove(batches[0])
+    note_answered(batches[0])
     batches[0].mark_returned()
     stage.bench.accumulator.requeue(batches[0], 0.0)
     stage.run()

@@ -227,3 +227,9 @@ def small_bench(**settings: object) -> Bench:
     bench = Bench(**{"buffer_memory": 1100, "batch_size": 1000} | settings)
     bench.send(value=b"v" * 900)
     return bench
+
+
+def note_answered(batch: ProducerBatch) -> None:
+    """Take a batch from those in flight, as the sender does when it was answered."""
+    queue = batch.queue
+    queue.in_flight = tuple(other for other in queue.in_flight if other is not batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from types import SimpleNamespace
 
 from aioproducer.records._record_path import Batch, BufferMemory, Delivery, PartitionQueue, RecordPath, Topic
@@ -85,7 +86,7 @@ class OpensBatches:
             return None
         batch = new_batch(self.loop, queue=queue, capacity=size, limit=max(size, self.limit))
         queue.tail = batch
-        queue.batches.append(batch)
+        queue.batches = deque([*queue.batches, batch])
         return batch
 
     def next_partition(self, topic: Topic) -> int:

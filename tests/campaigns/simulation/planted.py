@@ -38,6 +38,7 @@ from aioproducer.transactions.state import Transaction, TransactionState, aborta
 from aioproducer.types import Outcome
 from tests.campaigns.simulation.plan import IDEMPOTENT, V1, V2, plan
 from tests.campaigns.simulation.run import run
+from tests.support.accumulator_bench import note_answered
 
 
 @dataclass(frozen=True)
@@ -288,12 +289,12 @@ def forgotten_in_flight() -> Iterator[None]:
     def expiring(self: GivingUp, batch: ProducerBatch, now: float) -> None:
         expire(self, batch, now)
         if batch in batch.queue.in_flight:
-            batch.queue.in_flight.remove(batch)
+            note_answered(batch)
 
     def answering(self: Sender, connection: Any, batches: list[ProducerBatch], *more: Any) -> None:
         for batch in batches:
             if batch not in batch.queue.in_flight:
-                batch.queue.in_flight.append(batch)
+                batch.queue.in_flight += (batch,)
         answered(self, connection, batches, *more)
 
     with mock.patch.object(GivingUp, "_expire", expiring), mock.patch.object(Sender, "_answered", answering):

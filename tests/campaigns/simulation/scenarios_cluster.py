@@ -353,7 +353,7 @@ async def an_epoch_ends_while_other_partitions_have_batches_in_flight(stage: Sta
 @scenario("S12")
 async def sequences_wrap_within_a_batch_and_under_faults(stage: Stage) -> None:
     await stage.warm_up()
-    (queue,) = stage.producer._accumulator._queues.values()
+    ((queue,),) = stage.producer._accumulator._queues.values()
     assert queue.sequence is not None
     # As if so many records had been sent; the broker forgets the producer, so it accepts the new numbers.
     queue.sequence.next_sequence = LAST_SEQUENCE - 5
