@@ -22,6 +22,7 @@ import against
 import bench
 import codec_libraries
 import gathering
+import large_cluster
 import observability
 import plan
 import programs
@@ -87,6 +88,31 @@ async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
     real = release_named("4.3").versions
     for api_key in (ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.API_VERSIONS, ApiKey.INIT_PRODUCER_ID):
         assert newest[api_key] == real[api_key].max
+
+
+@pytest.mark.promise(
+    "Speed",
+    "the benchmarks' large cluster rejects what is sent to a former leader, and takes each record once",
+)
+async def test_the_large_cluster_moves_its_leaders_and_loses_no_record(monkeypatch):
+    counts = []
+    obey = large_cluster.Double.obey
+    monkeypatch.setattr(
+        large_cluster.Double,
+        "obey",
+        lambda double, command: counts.append(obey(double, command)) or counts[-1],
+    )
+    with large_cluster.Double("--brokers", "5", "--topics", "6", "--partitions", "4") as double:
+        steps = await large_cluster.run(double, topics=6, partitions=4, idle_seconds=0.01)
+
+    assert [step["step"] for step in steps][:3] == [
+        "start",
+        "metadata of all topics",
+        "a record to each partition",
+    ]
+    assert all(step["cpu_seconds"] > 0 and step["lag_max_ms"] >= step["lag_p99_ms"] >= 0 for step in steps)
+    assert counts[-1]["records"] == 3 * 6 * 4
+    assert counts[-1]["rejected_batches"] == 12, "half of the partitions have moved"
 
 
 # --------------------------------------------------------------------------------------------- the measurements
