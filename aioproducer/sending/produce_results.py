@@ -565,10 +565,10 @@ class ProduceResults:
 def leader_hints(
     response: ProduceResponse, names: Mapping[int, str], expected: Container[tuple[str, int]]
 ) -> Iterator[LeaderHint]:
-    """Yield the leaders that the errors in a response name, for the partitions that are expected in it (KIP-951)."""
+    """Yield the leaders that a response names, for the partitions that are expected in it (KIP-951)."""
     for topic in response.responses:
         name = topic.name or names.get(topic.topic_id.int, "")
         for answer in topic.partition_responses:
             leader = answer.current_leader
-            if answer.error_code and leader.leader_id >= 0 and (name, answer.index) in expected:
+            if leader.leader_id >= 0 and (name, answer.index) in expected:
                 yield LeaderHint(name, answer.index, leader.leader_id, leader.leader_epoch)
