@@ -12,7 +12,7 @@ ARGS   ?=
 
 SOURCES := setup.py $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi aioproducer/*/*.h)
 
-.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel wheels workflow setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants matrix catalogue docs changelog
+.PHONY: demo pipeline test test-all check bench bench-spark profile walk promises wheel wheels workflow setup clean format kerberos promtool soak chaos chaos-spark availability fuzz asan mutants mutants-quick matrix catalogue docs changelog
 
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
@@ -152,6 +152,10 @@ fuzz: setup
 # Small changes to the modules that decide: do their tests notice?   ARGS="aioproducer/sending/sender.py --sample 10 --seed 2"
 mutants: setup
 	$(BIN)/python -m tests.campaigns.mutants $(ARGS)
+
+# Do the tests of `make test` notice what all tests notice?
+mutants-quick: setup
+	$(BIN)/python -m tests.campaigns.mutants.selections $(ARGS)
 
 # The record path's tests under AddressSanitizer; first that it finds an overflow that was built in.
 asan: setup

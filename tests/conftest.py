@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import itertools
 import os
 import signal
@@ -106,6 +107,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from aioproducer.testing import plugin
 
         config.pluginmanager.register(plugin, "aioproducer")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector from visiting the collected tests: 15,000 of them are half a million objects, which each
+    full collection would visit in vain."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_asyncio_loop_factories(

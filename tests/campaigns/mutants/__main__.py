@@ -2,6 +2,7 @@
 many changes go unnoticed.
 
     python -m tests.campaigns.mutants [--sample 10] [--seed 1] [aioproducer/transactions/state.py ...]
+    python -m tests.campaigns.mutants.selections
 
 Everything happens in a temporary copy of the tree. mutants.toml lists the modules and their tests.
 
@@ -116,7 +117,7 @@ class Trial:
         for module, source in sources.items():
             # Without comments, as each mutant is written.
             (self._copy / module).write_text(ast.unparse(ast.parse(source)), encoding="utf-8")
-        fate, took = self._run(group.suite, group.most_seconds)
+        fate, took = self.run(group.suite, group.most_seconds)
         for module, source in sources.items():
             (self._copy / module).write_text(source, encoding="utf-8")
         assert fate is Fate.SURVIVED, f"the suite fails without any change ({fate.value})"
@@ -133,15 +134,25 @@ class Trial:
         fate = Fate.SURVIVED
         for files in first, [file for file in group.suite if file not in first]:
             if files and fate is Fate.SURVIVED:
-                fate, took = self._run(files, left)
+                fate, took = self.run(files, left)
                 left = max(left - took, 1.0)
         path.write_text(before, encoding="utf-8")
         return fate
 
-    def _run(self, files: Sequence[str], seconds: float) -> tuple[Fate, float]:
+    def fate_in(self, module: str, mutant: Mutant, arguments: Sequence[str], seconds: float) -> Fate:
+        """Run pytest with these arguments on a mutant."""
+        path = self._copy / module
+        before = self.source(module)
+        path.write_text(mutant.source, encoding="utf-8")
+        fate, _ = self.run(arguments, seconds)
+        path.write_text(before, encoding="utf-8")
+        return fate
+
+    def run(self, arguments: Sequence[str], seconds: float) -> tuple[Fate, float]:
+        """Run pytest with these arguments; return the fate of the current code and the seconds that it took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([seconds, *files]) + "\n")
+        self._process.stdin.write(json.dumps([seconds, *arguments]) + "\n")
         self._process.stdin.flush()
         status, took = self._process.stdout.readline().split()
         if int(status) == TIMED_OUT:

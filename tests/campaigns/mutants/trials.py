@@ -1,8 +1,8 @@
 """Runs test files on request, each time in a fork of this process, which has already imported pytest.
 
 It is started in the copy of the tree. Each line of its input is a JSON array: the limit of processor time in
-seconds, then test files. Its answer is a line with the exit status of pytest, or TIMED_OUT, and the seconds of
-processor time."""
+seconds, then arguments of pytest such as test files. Its answer is a line with the exit status of pytest, or
+TIMED_OUT, and the seconds of processor time."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WALL_TIME_FACTOR = 6
 """The limit of a trial's wall time, as a multiple of its processor time: a mutant that waits forever uses none."""
 
 
-def in_a_fork(seconds: float, files: list[str]) -> tuple[int, float]:
-    """Run pytest on the current files."""
+def in_a_fork(seconds: float, arguments: list[str]) -> tuple[int, float]:
+    """Run pytest on the current files of the copy."""
     child = os.fork()
     if child == 0:
         limit = math.ceil(seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))  # ends it with SIGXCPU
-        os._exit(_pytest(files))
+        os._exit(_pytest(arguments))
     end = time.monotonic() + WALL_TIME_FACTOR * seconds
     while time.monotonic() < end:
         pid, status, usage = os.wait4(child, os.WNOHANG)
@@ -58,7 +58,7 @@ WAITING = "--timeout=30"
 """A test that a mutant makes wait in vain takes no processor time, so it needs a limit of its own."""
 
 
-def _pytest(files: list[str]) -> int:
+def _pytest(arguments: list[str]) -> int:
     import pytest
 
     silence = os.open(os.devnull, os.O_RDWR)
@@ -66,7 +66,9 @@ def _pytest(files: list[str]) -> int:
         os.dup2(silence, descriptor)
     early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are deliberately loaded early
     # With a fixed seed for Hypothesis a mutant has the same result in each run.
-    return int(pytest.main(["-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", WAITING, *early, *files]))
+    return int(
+        pytest.main(["-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", WAITING, *early, *arguments])
+    )
 
 
 def main() -> None:
@@ -75,8 +77,8 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     for line in sys.stdin:
-        seconds, *files = json.loads(line)
-        status, took = in_a_fork(seconds, files)
+        seconds, *arguments = json.loads(line)
+        status, took = in_a_fork(seconds, arguments)
         sys.stdout.write(f"{status} {took:.2f}\n")
         sys.stdout.flush()
 
