@@ -111,8 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector from visiting the collected tests: 15,000 of them are half a million objects, which each
-    full collection would visit in vain."""
+    """Keep the garbage collector from visiting the collected tests: they are half a million objects, which each full
+    collection would visit in vain."""
     gc.disable()
     try:
         return (yield)

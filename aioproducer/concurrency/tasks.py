@@ -61,26 +61,31 @@ class Threads:
         self._places = asyncio.Semaphore(most)
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call the function in a thread and return its result. Cancelling the call leaves the function running."""
+        """Call the function in a thread and return its result. Cancelling the call leaves the function running.
+
+        The result may be a password. The future contains a function that returns it, since the repr of a task shows
+        the result of the future that it waits for, and asyncio's debug mode logs it.
+        """
         await self._places.acquire()
         loop = asyncio.get_running_loop()
 
-        def work() -> T:
+        def work() -> Callable[[], T]:
             try:
-                return function(*arguments)
+                result = function(*arguments)
             except StopIteration as error:
                 # A future does not accept a StopIteration.
                 raise RuntimeError("the function raised StopIteration") from error
             finally:
                 with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                     loop.call_soon_threadsafe(self._places.release)
+            return lambda: result
 
         try:
             done = loop.run_in_executor(_DAEMONS, work)
         except RuntimeError:
             # No thread can be started while the interpreter exits, but a record in flight may still need this call.
-            return work()
-        return await done
+            return work()()
+        return (await done)()
 
 
 class _Daemons(Executor):

@@ -45,6 +45,26 @@ def hanging() -> Iterator[Hanging]:
     found.go_on.set()
 
 
+@pytest.mark.promise("Security", "no secret is written anywhere")
+async def test_the_result_of_a_call_is_not_in_the_repr_of_the_waiting_task():
+    has_answered = threading.Event()
+
+    def credentials() -> tuple[str, str]:
+        has_answered.set()
+        return "alice", "a-Pa55word"
+
+    waiting = asyncio.create_task(Threads().call(credentials))
+    await asyncio.sleep(0)
+    assert has_answered.wait(30)
+    shown = []
+    while not waiting.done():
+        shown.append(repr(waiting))
+        await asyncio.sleep(0)
+
+    assert any("finished result" in text for text in shown), "the task was seen with its result"
+    assert not any("a-Pa55word" in text for text in shown)
+
+
 async def test_a_call_runs_in_its_own_thread_and_its_error_is_raised():
     def fail() -> None:
         raise RuntimeError("its own")

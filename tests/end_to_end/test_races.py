@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aioproducer import DeliveryError, Outcome
+from aioproducer.cluster import LeaderHint
 from aioproducer.errors import UnknownPartitionError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
@@ -155,7 +156,9 @@ async def test_a_leader_missing_from_the_broker_list_does_not_block_the_loop():
         assert producer._accumulator._ready[77]
 
         await producer.partition_info("t")
-        producer._metadata.version += 1  # the next snapshot names the leader
+        known = producer._metadata.cluster.partition("t", 1)
+        hint = LeaderHint("t", 1, known.leader, known.leader_epoch + 1)
+        assert producer._metadata.apply_leader_hints([hint], []), "the next snapshot names the leader"
         producer._sender._wake.set()
         assert (await within(2, delivery)).offset == 1
 

@@ -1,5 +1,5 @@
-"""Do the quick tests notice what all tests notice? Exit status 1 if `make test` kills less than 95 % of the mutants that
-`make test` and `make test-all` kill together.
+"""Do the quick tests notice what all tests notice? Exit status 1 if `make test` kills less than 95 % of the mutants
+that `make test` and `make test-all` kill together.
 
     python -m tests.campaigns.mutants.selections [--sample 10] [aioproducer/protocol/outcomes.py ...]
 
