@@ -286,7 +286,7 @@ class EmbeddedBroker:
         del frame  # The message keeps these bytes alive until its records are appended.
         if message is None:
             refusal = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, self.release.versions)
-            writer.writelines(encode_response(refusal, 0, header.correlation_id))
+            await fault_effects.write(writer, encode_response(refusal, 0, header.correlation_id), ())
             return
         cluster = self._cluster
         seen = cluster.note_request(self.node_id, header, message)

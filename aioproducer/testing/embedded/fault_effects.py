@@ -93,10 +93,8 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
     """
     ends = [fault.truncate for fault in faults if fault.truncate is not None]
     trickle = next((fault for fault in faults if fault.trickle is not None), None)
-    if not ends and trickle is None:
-        writer.writelines(segments)
-        await writer.drain()
-        return
+    # After a connection is lost, asyncio's `writelines` (3.12.0 to 3.13.0 at least) adds the closed socket to the
+    # selector. The next connection with the same number is then not served. `write` does not have this defect.
     data = b"".join(segments)[: min(ends, default=None)]
     size = len(data) if trickle is None or trickle.trickle is None else trickle.trickle
     for start in range(0, len(data), max(size, 1)):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 _READ = 64 * 1024
@@ -64,10 +63,6 @@ class TlsWriter:
         while len(view):
             view = view[self._tls.write(view) :]
         self._encrypted.write(self._outgoing.read())
-
-    def writelines(self, segments: Iterable[bytes | memoryview]) -> None:
-        """Encrypt and send segments of data, like StreamWriter.writelines."""
-        self.write(b"".join(segments))
 
     async def drain(self) -> None:
         """Wait until more data can be written, like StreamWriter.drain."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 import pytest
@@ -15,7 +16,7 @@ from aioproducer.testing.embedded.broker import BrokerState
 from aioproducer.testing.embedded.faults import FaultScript, ImpossibleFaultError
 from aioproducer.testing.embedded.request_context import CloseConnection
 from tests.conftest import MS
-from tests.support.producing import until
+from tests.support.producing import until, within
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
 
 # At the n-th request
@@ -378,11 +379,27 @@ class Pieces:
     def write(self, data: bytes) -> None:
         self.written.append(bytes(data))
 
-    def writelines(self, segments: list[bytes]) -> None:
-        self.write(b"".join(segments))
-
     async def drain(self) -> None:
         """Return at once: everything has been sent."""
+
+
+async def test_an_answer_to_a_client_that_is_gone_leaves_nothing_in_the_selector():
+    served = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = writer.get_extra_info("socket").fileno()
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionResetError):
+            await fault_effects.write(writer, [b"abc", b"def"], [])
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, asyncio.SelectorEventLoop):
+            assert not loop.remove_writer(number)
+        served.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        await within(2, served.wait())
+        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ async def test_bytes_pass_unchanged_in_both_directions_and_in_portions_of_any_si
         client_writer.write(sent)
         portions = [await reader.readexactly(size) for size in (1, 0, 99_999, len(sent) - 100_000)]
         writer.write(memoryview(sent))
-        writer.writelines([b"ab", memoryview(b"cd")])
+        writer.write(b"ab")
+        writer.write(memoryview(b"cd"))
         await writer.drain()
 
         assert b"".join(portions) == sent
