@@ -18,6 +18,8 @@ from aioproducer.errors import counted
 from aioproducer.spark.exactly_once import AGAIN, SPECULATION
 from aioproducer.spark.losses import LossWatch
 from aioproducer.spark.options import SinkError, read_options
+from aioproducer.spark.sink import JOB_GROUP, QUERY_ID
+from aioproducer.spark.tuning import limited_batches
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +119,8 @@ def foreach_batch(
     """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
     The function retries failed batches while the query continues. It also supports the output mode `update`, which
-    Spark does not offer to Python sinks.
+    Spark does not offer to Python sinks. While it writes, Arrow batches have at most 2 MiB, unless the session sets
+    spark.sql.execution.arrow.maxBytesPerBatch.
 
         options = {"kafka.bootstrap.servers": servers, "topic": "counts", "transactionalId": "counts-1"}
         counts.writeStream.outputMode("update").foreachBatch(foreach_batch(options))...start()
@@ -139,7 +142,8 @@ def foreach_batch(
         for attempt in range(1, attempts + 1):
             watch = LossWatch(batch.sparkSession, _property(batch, JOB_GROUP))
             try:
-                rows.write.format("aioproducer").options(**given).mode("append").save()
+                with limited_batches(batch.sparkSession):
+                    rows.write.format("aioproducer").options(**given).mode("append").save()
                 return
             except Exception as error:
                 if _is_stopped(error):
@@ -213,9 +217,6 @@ def activate(spark: SparkSession) -> None:
     Spark looks for Python data sources in the active session of the thread, and a new Python thread has none. Without
     this call, a write in such a thread fails with DATA_SOURCE_NOT_FOUND."""
     spark.createDataFrame([], "value string")  # its side effect is the only public way
-
-
-JOB_GROUP, QUERY_ID = "spark.jobGroup.id", "sql.streaming.queryId"
 
 
 def _check_attempts(attempts: int) -> None:

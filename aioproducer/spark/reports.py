@@ -14,6 +14,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from aioproducer import TopicPartition, TransactionHandle
 from aioproducer.errors import counted
+from aioproducer.spark.tuning import ArrowBatches
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class TaskReport(WriterCommitMessage):
     """The reason why rows were not written, or an empty string. A second attempt at the task would not help."""
     rivals: frozenset[TopicPartition] = frozenset()
     """The partitions in which the task found rows of another writer."""
+    arrow: ArrowBatches = field(default_factory=ArrowBatches)
+    """The Arrow batches in which the rows came."""
 
     @classmethod
     def of_failure(cls, task: int, failure: str, **facts: Any) -> TaskReport:

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from aioproducer.errors import ConfigError, KafkaError, counted
-from aioproducer.spark import exactly_once, worker
+from aioproducer.spark import exactly_once, tuning, worker
 from aioproducer.spark.columns import check_columns
 from aioproducer.spark.options import (
     MissingTopicError,
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """The local properties that Spark sets for the tasks of a stream's batch."""
+JOB_GROUP = "spark.jobGroup.id"
+"""The local property that contains the id of a stream's run."""
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
 
 
@@ -94,22 +97,30 @@ class _Writer:
     def _write(self, batches: Iterable[pa.RecordBatch]) -> TaskReport:
         worker.acknowledge_at_once()
         context = TaskContext.get()
+        report = self._report(batches, context)
+        arrow = report.arrow._replace(
+            is_first=context is not None
+            and tuning.is_first_of(context.getLocalProperty(JOB_GROUP), context.stageId()),
+            over_tcp=worker.could_use_a_unix_socket(),
+        )
+        worker.spare()
+        return replace(report, arrow=arrow)
+
+    def _report(self, batches: Iterable[pa.RecordBatch], context: TaskContext | None) -> TaskReport:
         task = context.partitionId() if context else 0
         if not self._options.exactly_once:
             try:
-                report = write_at_least_once(batches, self._options, task)
+                return write_at_least_once(batches, self._options, task)
             except MissingTopicError as error:
-                report = TaskReport.of_failure(task, str(error))
+                return TaskReport.of_failure(task, str(error))
             except KafkaError as error:
                 raise SinkError(in_options(str(error))) from error
-            worker.spare()
-            return report
         assert context is not None
         assert self._plan is not None  # set when the writer was pickled
         version = self._version_in_task(context)
         failure_of = partial(TaskReport.of_failure, task, plan=self._plan, version=version)
         try:
-            report = exactly_once.write_exactly_once(
+            return exactly_once.write_exactly_once(
                 batches,
                 self._options,
                 self._plan,
@@ -121,11 +132,9 @@ class _Writer:
         # An error is reported, not raised: Spark would retry the task without success, and show the last attempt's
         # error instead.
         except exactly_once.OtherWriterError as error:
-            report = failure_of(in_options(error.answer), rivals=error.rivals)
+            return failure_of(in_options(error.answer), rivals=error.rivals)
         except KafkaError as error:
-            report = failure_of(in_options(str(error)))
-        worker.spare()
-        return report
+            return failure_of(in_options(str(error)))
 
     def _commit(
         self, what: str, version: Version | None, messages: Sequence[spark.WriterCommitMessage | None]
@@ -148,6 +157,8 @@ class _Writer:
         plan = next((report.plan for report in reports if report.plan is not None), None)
         found = totals(reports, 0.0 if plan is None else now - plan.begun_at)
         logger.info("%s: %s", what, line_of(found))
+        if advice := tuning.advice(report.arrow for report in reports):
+            logger.warning("%s", advice)
         if self._options.reports:
             try:
                 add_line(self._options.reports, what, found, now)

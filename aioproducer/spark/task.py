@@ -14,6 +14,7 @@ from aioproducer.blocking import Producer, Receipt
 from aioproducer.spark.columns import arguments_of, by_topic
 from aioproducer.spark.options import MissingTopicError, SinkError, SinkOptions
 from aioproducer.spark.reports import TaskReport, Written
+from aioproducer.spark.tuning import ArrowBatches
 
 GATHERED = 4 << 20
 """Arrow batches are gathered up to this many bytes, then passed to the producer in one call. Every call
@@ -47,6 +48,7 @@ class TaskWriter:
         self._known: set[str] = set()
         """The topics that the cluster has."""
         self._rows = 0
+        self._arrow_bytes = self._largest = 0
         self._written: dict[TopicPartition, Written] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -55,8 +57,11 @@ class TaskWriter:
         Raises:
             SinkError: a row in this batch or in an earlier one was not written.
         """
+        size = batch.nbytes
+        self._arrow_bytes += size
+        self._largest = max(self._largest, size)
         self._gathered.append(batch)
-        self._gathered_size += batch.nbytes
+        self._gathered_size += size
         if self._gathered_size >= GATHERED:
             self._send()
 
@@ -113,6 +118,7 @@ class TaskWriter:
             after.retries - before.retries,
             after.time_to_ack.p99,
             self._written,
+            arrow=ArrowBatches(self._arrow_bytes, self._largest),
         )
 
 

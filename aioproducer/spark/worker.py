@@ -10,6 +10,8 @@ import sys
 from types import FrameType
 from zipimport import zipimporter
 
+import pyspark
+
 WORKERS = {"pyspark.daemon", "pyspark.worker"}
 """Main modules of PySpark's Python processes, which run tasks or, on the driver, plan and commit writes."""
 LIKE_SPARKS = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -44,9 +46,15 @@ def acknowledge_at_once() -> None:
 
     Spark writes the rows in pieces. The sending kernel delays a small piece until the previous one is acknowledged
     (Nagle's algorithm), and Linux delays the acknowledgement by 40 ms if no data is sent in return."""
-    connection = _connection() if _is_sparks() and hasattr(socket, "TCP_QUICKACK") else None
-    if connection is not None and connection.family != socket.AF_UNIX:
+    connection = _tcp_connection() if hasattr(socket, "TCP_QUICKACK") else None
+    if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+def could_use_a_unix_socket() -> bool:
+    """Return True if this task's rows come through TCP, although this release of Spark supports Unix sockets."""
+    release = tuple(map(int, pyspark.__version__.split(".")[:2]))
+    return release >= (4, 1) and _tcp_connection() is not None
 
 
 def _is_sparks() -> bool:
@@ -54,13 +62,16 @@ def _is_sparks() -> bool:
     return main is not None and main.name in WORKERS
 
 
-def _connection() -> socket.socket | None:
-    """Return the connection to the JVM, a local variable of `worker()`, which PySpark's daemon calls in each child."""
-    frame: FrameType | None = sys._getframe()
+def _tcp_connection() -> socket.socket | None:
+    """Return the connection to the JVM, a local variable of `worker()`, which PySpark's daemon calls in each child.
+
+    None if it is a Unix socket, and outside PySpark's own processes."""
+    frame: FrameType | None = sys._getframe() if _is_sparks() else None
     while frame is not None:
         if frame.f_code.co_name == "worker":
             found = frame.f_locals.get("sock")
-            return found if isinstance(found, socket.socket) else None
+            is_tcp = isinstance(found, socket.socket) and found.family != getattr(socket, "AF_UNIX", None)
+            return found if is_tcp else None
         frame = frame.f_back
     return None
 

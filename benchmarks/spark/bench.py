@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import selectors
+import shlex
 import signal
 import subprocess
 import sys
@@ -278,6 +279,7 @@ def main() -> int:
     figures = list(measured.figures.values())
     verdicts = goals(figures)
     record = {
+        "arguments": shlex.join(sys.argv[1:]),
         "target": target.name,
         "connector": connector.name,
         "conf": options.conf,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 OURS = "aioproducer"
 TUNED = "aioproducer, Arrow batches of 2 MB"
+LIMITED = "aioproducer, maxBytesPerBatch=2097152"
 PLACED = "aioproducer, with a partition column"
 EXACTLY_ONCE = "aioproducer, exactly_once"
 BY_KEY = "aioproducer, exactly_once, partition_by_key"
@@ -85,6 +86,8 @@ class Cell:
     @property
     def spark_settings(self) -> dict[str, str]:
         """Spark settings for this measurement only."""
+        if self.sink == LIMITED:
+            return {ARROW + "maxBytesPerBatch": str(ARROW_BATCH)}
         if self.sink != TUNED:
             return {}
         rows = min(10_000, ARROW_BATCH // self.value_size)
@@ -101,6 +104,7 @@ class Cell:
 
 BATCH_SINKS = (
     OURS,
+    LIMITED,
     TUNED,
     PLACED,
     EXACTLY_ONCE,

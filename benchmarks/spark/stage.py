@@ -33,6 +33,7 @@ from benchmarks.spark.plan import (
     FOREACH_AIOKAFKA,
     FOREACH_BATCH,
     FOREACH_CONFLUENT,
+    LIMITED,
     MAP_CONFLUENT,
     MAP_CONFLUENT_BATCH,
     MAP_COUNT,
@@ -152,6 +153,7 @@ class Sinks:
         once = {"delivery": "exactly_once", "transactionalId": self._topic}
         return {
             OURS: ("aioproducer", ["key", "value"], self._options),
+            LIMITED: ("aioproducer", ["key", "value"], self._options),
             TUNED: ("aioproducer", ["key", "value"], self._options),
             PLACED: ("aioproducer", ["key", "value", "partition"], self._options),
             EXACTLY_ONCE: ("aioproducer", ["key", "value", "partition"], self._options | once),

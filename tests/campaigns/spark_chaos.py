@@ -34,6 +34,7 @@ from aioproducer.protocol.messages import FindCoordinatorRequest
 from aioproducer.testing import ApacheKafka, ApiKey
 from aioproducer.testing.embedded.faults import Fault
 from tests.campaigns.chaos.proxy import Network
+from tests.campaigns.spark_crash_log import CrashLog, CrashRun
 from tests.support import spark_crashing
 from tests.support.apache_clusters import LEAN, NOTICES_SOON, running
 from tests.support.raw_client import RawClient
@@ -372,7 +373,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--executors", action="store_true", help="two executors in their own processes, which are also killed"
     )
+    parser.add_argument("--log", help="a file to which each run adds a line of JSON")
     told = parser.parse_args(arguments)
+    log = CrashLog(told.log, told)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the driver runs in its own session
     deaths = dict(DEATHS if told.kafka == "embedded" else REAL_DEATHS)
     if (
@@ -409,17 +412,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     run = Run(
                         driver, places[version], f"chaos{seed}", Path(folder) / "run", topics=told.topics
                     )
+                    died, wrong, started = 0, "", time.monotonic()
                     try:
-                        killed += play(run, crashes, shuffles=shuffles)
+                        died = play(run, crashes, shuffles=shuffles)
                     except AssertionError as error:  # Broken, or another failed assertion
                         broken += 1
+                        wrong = str(error).splitlines()[0] or repr(error)
                         driver.kill()
                         print(
                             f"seed {seed}: {error}\n"
                             f"  again: python -m tests.campaigns.spark_chaos --runs 1 --seed {seed} "
                             f"--crashes {told.crashes}{f' --topics {told.topics}' if told.topics > 1 else ''}"
                         )
+                    killed += died
                     rows += run.files * ROWS
+                took = round(time.monotonic() - started, 1)
+                log.add(
+                    CrashRun(seed, tuple(names), version, told.topics, run.files * ROWS, died, took, wrong)
+                )
                 done += 1
                 points.update(names)
                 print(

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks.spark import bench, environment, plan, plot, target
+from benchmarks.spark import bench, environment, page, plan, plot, target
 from benchmarks.spark.plan import (
     BATCH,
     CACHED,
@@ -514,3 +514,51 @@ def test_aioproducers_defaults_have_their_own_row():
 
     assert replace(cell, by_default=True).row == "aioproducer, its defaults"
     assert cell.row == "aioproducer"
+
+
+# --------------------------------------------------------------------------------------------------------- the page
+
+
+@pytest.mark.promise("Docs", "the figures of Spark's guide are printed from stored runs")
+def test_the_guide_shows_the_stored_runs(capsys):
+    assert page.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def stored(folder, figures=None):
+    for name in page.STORED:
+        record = record_of(figures or run_of()) | {"arguments": "--repeats 1"}
+        (folder / name).write_text(json.dumps(record))
+    return page.printed(folder)
+
+
+def test_the_page_has_the_command_the_machine_the_figures_and_their_ratios(tmp_path):
+    printed = stored(tmp_path)
+
+    assert '`make bench-spark ARGS="--repeats 1"`: Spark 4.0.0 on `local[2]`, `spark.a=1`; Java 17' in printed
+    assert "load 1.0 before the run and 2.0 after it" in printed
+    assert f"| {OURS} | **1.30M/s** [1.30M/s–1.30M/s]; **0.80**" in printed
+    assert f"| {OURS} / {CONNECTOR} | 1.30; 0.80 | 1.30; 0.80 |" in printed
+    assert f"| {EXACTLY_ONCE} / {OURS} | 100 ms more |" in printed
+
+
+def test_a_page_that_is_out_of_date_is_found_and_printed_again(tmp_path, monkeypatch, capsys):
+    old = "figures\n" + page.between(
+        f"<!-- {page.MARK}: begin --><!-- {page.MARK}: end -->", page.MARK, "old"
+    )
+    guide = tmp_path / "spark.md"
+    guide.write_text(old)
+    stored(tmp_path)
+    (tmp_path / "ack.svg").write_text("<svg/>")
+    monkeypatch.setattr(page, "PAGE", guide)
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+
+    assert page.main(["--check"]) == 1
+    assert "python -m benchmarks.spark.page" in capsys.readouterr().err
+    assert guide.read_text() == old
+    assert page.main([]) == page.main(["--check"]) == 0
+    assert (tmp_path / "spark-speed.svg").read_text() == "<svg/>"
+
+
+def test_a_page_without_the_comments_is_an_error():
+    with pytest.raises(ValueError, match="does not have the comments"):
+        page.between("text", page.MARK, "new")

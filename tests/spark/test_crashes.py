@@ -241,9 +241,9 @@ def test_a_killed_executor_loses_and_duplicates_nothing(anywhere, executors, top
 @pytest.mark.promise("Spark", "a query is started again if an executor was lost, a bounded number of times")
 @pytest.mark.timeout(400)
 def test_a_query_whose_executor_is_killed_is_started_again_and_the_executor_is_named(
-    place, executors, topic, tmp_path
+    anywhere, executors, topic, tmp_path
 ):
-    run = Run(executors, place, topic, tmp_path / "run")
+    run = Run(executors, anywhere, topic, tmp_path / "run")
     run.add_files(2)
 
     assert run.drive(EXECUTOR["F3 acknowledged"], job="supervised") == 0

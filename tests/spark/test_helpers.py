@@ -45,14 +45,23 @@ def losses(monkeypatch):
     return found
 
 
+class Settings(dict[str, str]):
+    """The settings of a session."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+    def unset(self, name: str) -> None:
+        del self[name]
+
+
 class Batch:
     """A DataFrame whose write fails a given number of times."""
 
     def __init__(self, failures: int, speculation: str = "false") -> None:
         self.failures, self.tries, self.told = failures, 0, {}
         self.write = self
-        settings = {"spark.speculation": speculation}
-        self.sparkSession = SimpleNamespace(conf=settings)
+        self.sparkSession = SimpleNamespace(conf=Settings({"spark.speculation": speculation}))
 
     def format(self, name: str) -> Batch:
         assert name == "aioproducer"

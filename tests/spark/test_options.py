@@ -32,6 +32,21 @@ def test_kafkas_options_are_passed_to_the_producer_and_sparks_own_are_ignored():
     assert (options.topic, options.exactly_once) == ("t", False)
 
 
+def test_a_delegation_token_is_the_login_of_scram():
+    login = 'ScramLoginModule required username="id" password="hmac" tokenauth="true";'
+    told = read_options(
+        {
+            **SERVERS,
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-256",
+            "kafka.sasl.jaas.config": f"org.apache.kafka.common.security.scram.{login}",
+        },
+        is_stream=False,
+    )
+
+    assert told.producer().config.sasl_scram_token_auth
+
+
 def test_exactly_once_knows_its_topics():
     assert read_options(EXACTLY_ONCE, is_stream=True).topics == ("t",)
     several = read_options({**SEVERAL, "topics": "b, a"}, is_stream=True)

@@ -203,7 +203,7 @@ def test_another_job_with_the_same_id_is_rejected_unless_allowed(spark, cluster,
 def test_exactly_once_writes_to_several_topics_and_places_rows_by_key(spark, cluster, topic, places):
     counts = {f"{topic}-a": 3, f"{topic}-b": 1}
     for name, count in counts.items():
-        cluster.call(lambda name=name, count=count: cluster.cluster.create_topic(name, count))
+        cluster.create_topic(name, count)
     options = {"delivery": "exactly_once", "transactionalId": topic, "topics": ",".join(counts)}
     options |= {"txnAppId": "app", "txnVersion": "1"}
     df = numbered(spark, 300).withColumn("topic", F.expr(f"IF(key % 3 = 0, '{topic}-b', '{topic}-a')"))
@@ -356,6 +356,43 @@ def test_each_write_has_a_line_in_the_drivers_log(cluster, topic):
     )
 
 
+@pytest.mark.promise(
+    "Spark", "the first write of a query names the settings of Spark with which its rows would be cheaper"
+)
+def test_the_first_write_of_large_rows_names_the_settings_that_make_them_cheaper(cluster, topic):
+    order = {"job": "write", "servers": cluster.servers, "options": {"topic": topic}}
+    with Driver() as driver:
+        assert driver.play(order | {"rows": 20_000}).code == 0
+        assert " WARNING " not in driver._log()
+    with Driver() as driver:
+        for _ in range(2):  # with more tasks than worker processes
+            assert driver.play(order | {"rows": 70_000, "more": 1000, "tasks": 5}).code == 0
+        log = driver._log()
+
+    lines = [line for line in log.splitlines() if " WARNING aioproducer.spark.sink: " in line]
+    assert len(lines) == 1
+    assert re.search(
+        r"the rows of this query would be cheaper with spark\.sql\.execution\.arrow\.maxBytesPerBatch=2097152 "
+        r"\(its largest Arrow batch had 10 MB, .*\) and "
+        r"spark\.python\.unix\.domain\.socket\.enabled=true, set when the session is created$",
+        lines[0],
+    )
+
+
+@pytest.mark.promise(
+    "Spark", "foreach_batch limits Arrow batches to a size that fits into a processor's cache"
+)
+def test_foreach_batch_writes_large_rows_in_small_arrow_batches(cluster, topic):
+    options = {"topic": topic, "delivery": "at_least_once"}
+    order = {"job": "write", "servers": cluster.servers, "options": options, "by_foreach_batch": True}
+    with Driver() as driver:
+        assert driver.play(order | {"rows": 70_000, "more": 1000}).code == 0
+        log = driver._log()
+
+    assert "would be cheaper with spark.python.unix.domain.socket.enabled=true" in log
+    assert "largest Arrow batch" not in log
+
+
 def dict_of(progress):
     return progress if isinstance(progress, dict) else {"batchId": progress.batchId}
 
@@ -400,6 +437,8 @@ def test_a_batch_whose_commit_spark_did_not_record_is_skipped(spark, cluster, to
 def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_path):
     """The last batch was committed in Kafka but not in Spark; then the query starts with one more topic."""
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    for letter in "abc":
+        cluster.create_topic(f"{topic}-{letter}", 3)
 
     def run(*letters):
         counts = {f"{topic}-{letter}": 3 for letter in letters}

@@ -219,7 +219,10 @@ def planned_writer(cluster, **told):
 def as_task(monkeypatch, number, attempt=0):
     """Act as the task with this number from now on."""
     context = SimpleNamespace(
-        partitionId=lambda: number, attemptNumber=lambda: attempt, getLocalProperty=lambda name: None
+        partitionId=lambda: number,
+        attemptNumber=lambda: attempt,
+        stageId=lambda: 0,
+        getLocalProperty=lambda name: None,
     )
     monkeypatch.setattr(sink.TaskContext, "get", lambda: context)
 

@@ -105,14 +105,12 @@ def connection():
             yield connected
 
 
-def called_by_the_daemon(connection: socket.socket | None) -> None:
-    acknowledge_at_once = worker.acknowledge_at_once
-
-    def called(sock: socket.socket | None) -> None:
-        acknowledge_at_once()
+def called_by_the_daemon(connection: socket.socket | None, function=worker.acknowledge_at_once):
+    def called(sock: socket.socket | None) -> object:
+        return function()
 
     called.__code__ = called.__code__.replace(co_name="worker")  # the function's name in PySpark's daemon
-    called(connection)
+    return called(connection)
 
 
 @pytest.mark.promise(
@@ -145,6 +143,19 @@ def test_without_a_tcp_connection_to_the_jvm_nothing_is_done(main):
 
         theirs.sendall(b"rows")
         assert ours.recv(100) == b"rows"
+
+
+@pytest.mark.parametrize(("version", "could"), [("4.0.1", False), ("4.1.0", True), ("10.0.0", True)])
+def test_a_release_with_unix_sockets_could_use_one_instead_of_tcp(main, monkeypatch, version, could):
+    monkeypatch.setattr(worker.pyspark, "__version__", version)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as tcp,
+    ):
+        assert called_by_the_daemon(tcp, worker.could_use_a_unix_socket) is could
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not called_by_the_daemon(ours, worker.could_use_a_unix_socket)
 
 
 def bare_logger(monkeypatch):

@@ -203,18 +203,17 @@ def test_an_unreachable_broker_is_named(spark, topic):
 @pytest.mark.parametrize("options", [{}, {**ONCE}], ids=["at_least_once", "exactly_once"])
 def test_an_unknown_topic_is_named_with_kafkas_error(spark, cluster, topic, options):
     df = partition_by_key(spark.range(3).selectExpr("'k' AS key", "'x' AS value"), 3)
+    unknown = f"{topic}-unknown"
+    write(spark.range(3).selectExpr("'x' AS value"), cluster.servers, topic)  # starts Python's workers
 
-    cluster.call(lambda: setattr(cluster.cluster, "auto_create", False))
-    try:
+    with cluster.without_new_topics():
         began = time.monotonic()
-        text = wrong(df, cluster, topic=topic, **options)
+        text = wrong(df, cluster, topic=unknown, **options)
         seconds = time.monotonic() - began
-    finally:
-        cluster.call(lambda: setattr(cluster.cluster, "auto_create", True))
 
     last = [line for line in text.splitlines() if line.strip() and "SQLSTATE" not in line][-1]
     assert re.search(
-        rf"topic {topic} is not known after 10.* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION; create",
+        rf"topic {unknown} is not known after 10.* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION; create",
         last,
     )
     assert seconds < 30  # a single wait of 10 s, not one for each attempt of each task
@@ -311,6 +310,19 @@ def counts(spark, folder):
     return rows.groupBy("key").count().selectExpr("key", "CAST(count AS string) AS value")
 
 
+def test_asynchronous_progress_is_refused_by_spark(spark, cluster, topic, tmp_path):
+    write_files(tmp_path / "in", 1)
+    rows = spark.readStream.schema("key string, value string").json(str(tmp_path / "in"))
+    writer = rows.writeStream.format(FORMAT).option("asyncProgressTrackingEnabled", "true")
+    writer = writer.option("kafka.bootstrap.servers", cluster.servers).option("topic", topic)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+
+    with pytest.raises(Exception, match="does not support async progress tracking"):
+        writer.trigger(processingTime="1 second").start().awaitTermination(60)
+
+    assert topic not in cluster.cluster.topics, "nothing was sent"
+
+
 def test_update_mode_is_refused_by_spark(spark, cluster, topic, tmp_path):
     write_files(tmp_path / "in", 1)
 
@@ -367,7 +379,7 @@ def test_a_continuous_query_with_a_local_checkpoint_ends_at_once(
         query.awaitTermination(60)
 
     assert "PicklingError" not in str(caught.value)
-    assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)
+    assert not cluster.records(topic)
 
 
 @pytest.mark.promise(
@@ -394,4 +406,4 @@ def test_a_continuous_query_records_no_progress_and_ends(spark, cluster, topic, 
 
     (checkpoint,) = tmp_path.iterdir()
     assert not list((checkpoint / "commits").iterdir())
-    assert topic not in cluster.call(lambda: set(cluster.cluster.topics)) or not cluster.records(topic)
+    assert not cluster.records(topic)

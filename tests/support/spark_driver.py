@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from pyspark.sql.functions import expr
 
-from aioproducer.spark import partition_by_key, run_query
+from aioproducer.spark import foreach_batch, partition_by_key, run_query
 from tests.support.spark_crashing import FOLDER, GROUP, CrashingSink, give_order, visits
 from tests.support.spark_stage import FORMAT, ROOT, session
 
@@ -138,10 +138,15 @@ def main(answers: int, master: str, jars: str) -> None:
 
 
 def write_rows(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Write as many rows as the order says, with the sink that Spark finds by its name."""
-    df = spark.range(order["rows"]).selectExpr("CAST(id AS string) AS key", "concat('v', id) AS value")
+    """Write as many rows as the order says, each with so many bytes more (`more`), with the sink that Spark finds by
+    its name."""
+    value = f"concat('v', id, repeat('x', {order.get('more', 0)})) AS value"
+    df = spark.range(0, order["rows"], 1, order.get("tasks")).selectExpr("CAST(id AS string) AS key", value)
     if order["options"].get("delivery") == "exactly_once":
         df = partition_by_key(df, order["partitions"])
+    if order.get("by_foreach_batch"):
+        foreach_batch({"kafka.bootstrap.servers": order["servers"], **order["options"]})(df, 0)
+        return {}
     writer = df.write.format(FORMAT).option("kafka.bootstrap.servers", order["servers"])
     writer.options(**order["options"]).mode("append").save()
     return {}

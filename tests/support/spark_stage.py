@@ -7,15 +7,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from aioproducer import TopicPartition
-from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing import ApacheKafka, EmbeddedCluster
 from tests.support import spark_home
+from tests.support.read_back import read_back
 
 T = TypeVar("T")
 
@@ -73,15 +74,31 @@ class Stage:
         """Call a function in the cluster's thread and return its result."""
         return call_in(self.loop, function)
 
+    def create_topic(self, name: str, partitions: int) -> None:
+        """Create a topic. Without this, it is created when it is first used."""
+        self.call(lambda: self.cluster.create_topic(name, partitions))
+
+    @contextmanager
+    def without_new_topics(self) -> Iterator[None]:
+        """Create no topic when it is first used."""
+        self.call(lambda: setattr(self.cluster, "auto_create", False))
+        try:
+            yield
+        finally:
+            self.call(lambda: setattr(self.cluster, "auto_create", True))
+
     def records(self, topic: str, *, committed: bool = False) -> list[Found]:
-        """All records, or those that read_committed consumers see."""
-        return self.call(
-            lambda: [
+        """All records, or those that read_committed consumers see; an empty list if the topic does not exist."""
+
+        def found() -> list[Found]:
+            known = self.cluster.topics.get(topic)
+            return [
                 Found(partition, record.key, record.value, record.headers, record.timestamp)
-                for partition in range(len(self.cluster.topics[topic].partitions))
+                for partition in range(0 if known is None else len(known.partitions))
                 for record in self.cluster.records(topic, partition, committed=committed)
             ]
-        )
+
+        return self.call(found)
 
     def committed(self, topic: str) -> list[bytes]:
         """The values that read_committed consumers see, sorted."""
@@ -90,6 +107,35 @@ class Stage:
     def offset(self, group: str, topic: str) -> int | None:
         """The committed offset of partition 0."""
         return self.call(lambda: self.cluster.groups.offsets(group).get(TopicPartition(topic, 0)))
+
+
+class ApacheStage:
+    """A real cluster that creates no topics by itself, as an argument of tests that are written for a Stage."""
+
+    def __init__(self, kafka: ApacheKafka) -> None:
+        self.kafka = kafka
+        self.servers = kafka.bootstrap_servers
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        """Create a topic."""
+        asyncio.run(self.kafka.create_topic(name, partitions))
+
+    def without_new_topics(self) -> AbstractContextManager[None]:
+        """Do nothing: the cluster creates no topics by itself."""
+        return nullcontext()
+
+    def records(self, topic: str, *, committed: bool = False) -> list[Found]:
+        """All records, or those that read_committed consumers see, as confluent-kafka reads them."""
+        log = asyncio.run(read_back(self.servers, topic, committed_only=committed))
+        return [
+            Found(partition, record.key, record.value, record.headers, record.timestamp)
+            for partition, records in log.items()
+            for record in records
+        ]
+
+    def committed(self, topic: str) -> list[bytes]:
+        """The values that read_committed consumers see, sorted."""
+        return sorted(record.value or b"" for record in self.records(topic, committed=True))
 
 
 @contextmanager

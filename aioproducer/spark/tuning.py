@@ -1,0 +1,81 @@
+"""The settings of Spark with which the rows of a query are cheaper.
+
+Spark passes rows to a Python process in Arrow batches of up to 10,000 rows. Each copy of a batch is faster if the batch
+fits into a processor's cache. `foreach_batch` limits their size itself. Any other write can't change its session, so
+it names the settings once for each query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+UNIX_SOCKET = "spark.python.unix.domain.socket.enabled"
+
+SUITABLE = 2 << 20
+"""The size of an Arrow batch, in bytes, that fits into a processor's cache."""
+TOO_LARGE = 2 * SUITABLE
+"""Arrow batches above this size, in bytes, are worth a warning."""
+MUCH = 64 << 20
+"""From this size of a write on, in bytes, a TCP connection is worth a warning."""
+MOST_QUERIES = 100
+"""How many queries a worker process remembers."""
+
+_first_stages: dict[str | None, int] = {}
+"""The stage of each query's first write in this process."""
+
+
+class ArrowBatches(NamedTuple):
+    """The Arrow batches that one task received."""
+
+    bytes: int = 0
+    largest: int = 0
+    """The size of the largest batch in bytes."""
+    is_first: bool = False
+    """True if the task is part of the first write for this query in its worker process."""
+    over_tcp: bool = False
+    """True if they came through a TCP connection although this release of Spark supports Unix sockets."""
+
+
+def is_first_of(query: str | None, stage: int) -> bool:
+    """Return whether this stage is the first that writes for a query in this process.
+
+    All tasks of a stage get the same answer. The query None stands for all writes without a name."""
+    if query not in _first_stages and len(_first_stages) >= MOST_QUERIES:
+        del _first_stages[next(iter(_first_stages))]
+    return _first_stages.setdefault(query, stage) == stage
+
+
+def advice(tasks: Iterable[ArrowBatches]) -> str:
+    """Return a sentence with the settings that would make the rows cheaper, or an empty string.
+
+    It is empty for all writes of a query but the first."""
+    found = [task for task in tasks if task.bytes]
+    if not all(task.is_first for task in found):
+        return ""
+    size, largest = sum(task.bytes for task in found), max((task.largest for task in found), default=0)
+    settings = []
+    if largest > TOO_LARGE:
+        settings.append(
+            f"{BYTES}={SUITABLE} (its largest Arrow batch had {largest / 1e6:.0f} MB, which does not fit into a "
+            "processor's cache)"
+        )
+    if size > MUCH and any(task.over_tcp for task in found):
+        settings.append(f"{UNIX_SOCKET}=true, set when the session is created")
+    return f"the rows of this query would be cheaper with {' and '.join(settings)}" if settings else ""
+
+
+@contextmanager
+def limited_batches(spark: SparkSession) -> Iterator[None]:
+    """Limit the Arrow batches of a session to a size that fits into the cache, unless it has a limit of its own."""
+    if spark.conf.get(BYTES, None) is not None:
+        yield
+        return
+    spark.conf.set(BYTES, str(SUITABLE))
+    try:
+        yield
+    finally:
+        spark.conf.unset(BYTES)
