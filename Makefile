@@ -25,7 +25,7 @@ pipeline: setup
 PART  ?=
 TESTS := tests$(if $(PART),/$(PART))
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS) $(ARGS)
 
 # What `make test` leaves out: tests that wait for processes, for real time or for many schedules.
 test-all: setup
@@ -39,7 +39,7 @@ check: setup
 	$(BIN)/python -m tests.support.prose
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_layering.py
 
-# Every client in one run, some 25 minutes.   ARGS=--quick, ARGS="--sections 'closed loop,lag' --clients aioproducer,aiokafka"
+# Every client in one run, about an hour.   ARGS=--quick, ARGS="--sections 'closed loop,lag' --clients aioproducer,aiokafka"
 bench: setup
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 

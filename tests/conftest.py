@@ -122,6 +122,30 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+LONGEST = [
+    "tests/spark/test_sink.py",
+    "tests/end_to_end/test_apache_producer.py",
+    "tests/testing/embedded/test_conformance.py",
+    "tests/cli/test_produce.py",
+    "tests/end_to_end/test_process_faults.py",
+    "tests/testing/embedded/test_transaction_clients.py",
+    "tests/transactions/test_transform_loop.py",
+    "tests/testing/embedded/test_clients.py",
+    "tests/end_to_end/test_anyio.py",
+]
+"""The files that take longest. They begin first, so that no worker waits long for the last one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are processors, since a third of the time the tests wait."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -161,9 +185,15 @@ def spark() -> Iterator[SparkSession]:
     running.stop()
 
 
-@pytest.fixture(params=["apache_kafka", "apache_kafka_39"], ids=["4.3", "3.9"], scope="module")
+@pytest.fixture(
+    params=[
+        pytest.param("apache_kafka", id="4.3"),
+        pytest.param("apache_kafka_39", id="3.9", marks=pytest.mark.slow),
+    ],
+    scope="module",
+)
 def each_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
-    """Run the test on each of the two brokers."""
+    """Run the test on each of the two brokers; `make test` takes only the newer one."""
     return request.getfixturevalue(request.param)
 
 

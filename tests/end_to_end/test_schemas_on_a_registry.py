@@ -25,13 +25,10 @@ from tests.support.schemas import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.schema_registry]
 
-QUICK = {"max.retries": 0, "timeout": 60_000 * MS}
-
 
 @pytest.fixture
 async def client(schema_registry):
-    """An async client that tries only once."""
-    async with new_async_client(schema_registry.url, **QUICK) as client:
+    async with new_async_client(schema_registry.url) as client:
         yield client
 
 
@@ -125,9 +122,7 @@ async def test_a_blocking_producer_sends_with_a_sync_serializer_that_was_called_
 
 async def test_a_registry_that_becomes_silent_and_then_dies_stops_only_new_schemas():
     async with SchemaRegistry() as registry, contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(
-            new_async_client(registry.url, **{**QUICK, "timeout": 1000 * MS})
-        )
+        client = await stack.enter_async_context(new_async_client(registry.url, timeout=2000 * MS))
         serializer = await AsyncAvroSerializer(client, AVRO)
         async with producing(value_serializer=serializer) as (cluster, producer):
             await producer.send_and_wait("known", ORDER)

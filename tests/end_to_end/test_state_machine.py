@@ -339,6 +339,7 @@ CONVICTED = (
 @pytest.mark.promise(
     "Simulation and fuzzing", "accumulator, sender and transaction do what a model of a few lines says"
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name in CONVICTED], ids=lambda bug: bug.name)
 def test_the_machine_finds_a_planted_bug(bug):
     with bug.plant(), pytest.raises((AssertionError, KafkaError, pytest.fail.Exception)):

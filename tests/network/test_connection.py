@@ -36,7 +36,7 @@ async def test_an_attempt_may_name_another_address_and_another_first_version():
         connection = Connection(
             Node(1, "elsewhere.example", 1),
             make_config(),
-            Attempt(address=(HOST, broker.port), first_asked=3, setup_timeout=20 * MS),
+            Attempt(address=(HOST, broker.port), first_asked=3, setup_timeout=300 * MS),
             on_change=lambda connection: None,
             metrics=Metrics(),
         )

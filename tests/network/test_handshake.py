@@ -271,6 +271,7 @@ async def net_of(broker):
         yield net
 
 
+@in_virtual_time
 async def test_features_are_learned_and_the_newest_version_is_used_again_if_only_an_intermediary_closed_connections():
     """This happens behind a proxy whose broker was down. Otherwise four closed connections in a
     row mean Azure Event Hubs."""

@@ -109,6 +109,7 @@ def without_collector():
     "other tasks run; the snapshot changes once, when it is complete, and includes what was learned "
     "meanwhile",
 )
+@pytest.mark.slow
 async def test_metadata_of_100000_partitions_in_use_blocks_the_loop_for_less_than_200_ms(
     without_collector,
 ):

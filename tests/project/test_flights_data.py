@@ -36,6 +36,7 @@ def at(text: str) -> int:
 @pytest.mark.promise(
     "Demo and pipeline", "the 336,776 flights are read from the data package, which is never imported"
 )
+@pytest.mark.slow
 def test_all_flights_of_the_year_are_read(flights):
     assert len(flights) == FLIGHTS == 336_776
 
@@ -44,6 +45,7 @@ def test_all_flights_of_the_year_are_read(flights):
     "Demo and pipeline",
     "a flight's timestamp is its departure, or the scheduled one for the 8,255 cancelled flights",
 )
+@pytest.mark.slow
 def test_8255_flights_were_cancelled(flights):
     assert Counter(flight.is_cancelled for flight in flights) == {True: CANCELLED, False: FLIGHTS - CANCELLED}
     assert CANCELLED == 8_255
@@ -53,6 +55,7 @@ def test_8255_flights_were_cancelled(flights):
     "Demo and pipeline",
     "a flight is sent as a JSON value, keyed by carrier and flight number, with two headers",
 )
+@pytest.mark.slow
 def test_each_value_is_json_with_every_column_of_its_row(flights):
     values = [json.loads(flight.value) for flight in flights[::101]]
 
@@ -67,6 +70,7 @@ def test_each_value_is_json_with_every_column_of_its_row(flights):
     )
 
 
+@pytest.mark.slow
 def test_rows_are_numbered_in_the_order_of_the_file(flights):
     assert all(flight.headers[0] == ("row", b"%d" % row) for row, flight in enumerate(flights))
 
@@ -75,6 +79,7 @@ def test_rows_are_numbered_in_the_order_of_the_file(flights):
     "Demo and pipeline",
     "a flight's timestamp is its departure, or the scheduled one for the 8,255 cancelled flights",
 )
+@pytest.mark.slow
 def test_every_timestamp_is_the_time_on_new_yorks_clocks(flights):
     try:
         new_york = ZoneInfo("America/New_York")

@@ -410,6 +410,7 @@ def _can_be_pickled(producer: Producer) -> bool:
 
 
 @pytest.mark.promise("Security", "no secret is written anywhere")
+@pytest.mark.slow
 async def test_threat_20_no_secret_is_in_any_output(everything, derived, tmp_path, monkeypatch):
     monkeypatch.setattr(authentication, "SHORTEST_SESSION", 0.005)
     monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)

@@ -30,6 +30,8 @@ from confluent_kafka.schema_registry.protobuf import (
 )
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from tests.conftest import MS
+
 ORDER = {"item": 7, "customer": "Ann of the Hill"}
 AVRO = json.dumps(
     {
@@ -105,14 +107,18 @@ FORMATS = {
 }
 
 
+TIMEOUT = 20_000 * MS
+"""The seconds after which a client asks again. Apicurio 3.3.3 may receive a request and never answer it."""
+
+
 def new_client(url: str, **conf: Any) -> SchemaRegistryClient:
     """Return a blocking client; `mock://` is a registry in memory that only this client uses."""
-    return SchemaRegistryClient.new_client({"url": url, **conf})
+    return SchemaRegistryClient.new_client({"url": url, "timeout": TIMEOUT, **conf})
 
 
 def new_async_client(url: str, **conf: Any) -> AsyncSchemaRegistryClient:
     """Return an async client; `mock://` is a registry in memory that only this client uses."""
-    return AsyncSchemaRegistryClient.new_client({"url": url, **conf})
+    return AsyncSchemaRegistryClient.new_client({"url": url, "timeout": TIMEOUT, **conf})
 
 
 class ScriptedRegistry:
