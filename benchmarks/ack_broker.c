@@ -5,7 +5,7 @@
  * reads past its end; a request that cannot be read closes its connection, as Kafka does.
  *
  *     cc -O2 -o ack_broker ack_broker.c
- *     ack_broker [--host 127.0.0.1] [--port 0] [--advertise HOST] [--node-id 1] [--partitions 1]
+ *     ack_broker [--host 127.0.0.1] [--port 0] [--advertise HOST] [--advertise-port PORT] [--node-id 1] [--partitions 1]
  *                [--topic NAME:PARTITIONS]... [--delay-ms 0] [--silent] [--sink]
  *
  * --silent: answers no Produce request. --sink: no Kafka at all; counts the bytes of each connection and drops them.
@@ -102,7 +102,7 @@ struct delayed_reply {
 
 static struct {
     const char *host, *advertised;
-    uint16_t port;
+    uint16_t port, advertised_port;
     int32_t node_id, default_partitions;
     int64_t delay; /* ns */
     bool silent, sink;
@@ -438,7 +438,7 @@ static enum outcome answer_metadata(struct reader *r, int version, bool flexible
     write_count(out, 1, flexible);
     write_int(out, options.node_id, 4);
     write_string(out, text_of(options.advertised), flexible);
-    write_int(out, options.port, 4);
+    write_int(out, options.advertised_port, 4);
     if (version >= 1) write_string(out, null_text, flexible); /* rack */
     write_no_tags(out, flexible);
     if (version >= 2) write_string(out, text_of("ack-broker"), flexible);
@@ -473,7 +473,7 @@ static enum outcome answer_init_producer_id(struct reader *r, int version, bool 
 static void write_coordinator(struct buffer *out, bool flexible) {
     write_int(out, options.node_id, 4);
     write_string(out, text_of(options.advertised), flexible);
-    write_int(out, options.port, 4);
+    write_int(out, options.advertised_port, 4);
 }
 
 static enum outcome answer_find_coordinator(struct reader *r, int version, bool flexible, struct buffer *out) {
@@ -785,6 +785,7 @@ static void parse_options(char **arguments) {
         }
         if (!strcmp(option, "--host")) options.host = value;
         else if (!strcmp(option, "--advertise")) options.advertised = value;
+        else if (!strcmp(option, "--advertise-port")) options.advertised_port = (uint16_t)number(value, 1, 65535);
         else if (!strcmp(option, "--port")) options.port = (uint16_t)number(value, 0, 65535);
         else if (!strcmp(option, "--node-id")) options.node_id = (int32_t)number(value, 0, INT32_MAX);
         else if (!strcmp(option, "--partitions")) options.default_partitions = (int32_t)number(value, 1, 1000000);
@@ -815,6 +816,7 @@ static int listen_socket(void) {
         getsockname(fd, (struct sockaddr *)&address, &size))
         die("ack_broker: listen");
     options.port = ntohs(address.sin_port);
+    if (!options.advertised_port) options.advertised_port = options.port;
     return fd;
 }
 

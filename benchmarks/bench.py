@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ import goals
 import plots
 import programs
 import report
-import tls
 from broker import AckBroker
 from figures import Figures
 from job import Job
@@ -30,7 +30,6 @@ from runner import Targets, in_order, measure_all, run
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PARTIAL = programs.BUILD / "partial"  # partial runs do not overwrite the stored results
-TLS = "tls"
 PACKAGES = ("aioproducer", "aiokafka", "confluent-kafka", "kafka-python", "uvloop", "pyarrow")
 
 
@@ -68,6 +67,8 @@ def versions(clients: list[str]) -> dict[str, str]:
         required = re.search(r"franz-go (v\S+)", (programs.PEERS / "go.mod").read_text())
         found["franz-go"] = required[1] if required else "unknown"
         found["Go"] = first_line("go", "version")
+    if programs.LIBRDKAFKA in clients:
+        found["librdkafka"] = programs.librdkafka_version()
     if programs.JAVA in clients:
         found["kafka-clients"] = programs.DEFAULT_VERSION
         found["Java"] = first_line("java", "--version")
@@ -78,12 +79,29 @@ def first_line(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("\n")[0]
 
 
+PERF = ("perf", "record", "--quiet", "--event", "cpu-clock", "--freq", "3000")
+SHOWN = ("perf", "report", "--stdio", "--no-children", "--percent-limit", "0.7", "--sort", "dso,symbol")
+
+
 def profile() -> None:
-    """Profile aioproducer's own Python code, and print the result to stderr."""
-    job = Job("pipelined", OURS, records=300_000, warm_up=20_000, profile=True)
+    """Profile a pipelined run of aioproducer: its Python functions by cProfile, then all of the process by perf.
+
+    cProfile makes each Python call dearer and does not see compiled code; perf sees it, and not the names of Python
+    functions."""
+    job = Job("pipelined", OURS, records=300_000, warm_up=20_000)
     with AckBroker("--topic", "t:12") as broker:
-        measured = replace(job, bootstrap=broker.bootstrap)
+        measured = replace(job, bootstrap=broker.bootstrap, profile=True)
         subprocess.run([*programs.command_for(measured), measured.as_argument()], check=True)
+        if not shutil.which("perf"):
+            print("perf is not on PATH (Debian: linux-perf): compiled code is not shown", file=sys.stderr)
+            return
+        longer = replace(measured, profile=False, records=3_000_000)
+        data = programs.BUILD / "perf.data"
+        subprocess.run(
+            [*PERF, "--output", str(data), "--", *programs.command_for(longer), longer.as_argument()],
+            check=True,
+        )
+    subprocess.run([*SHOWN, "--input", str(data)], check=True)
 
 
 def measure(
@@ -92,20 +110,17 @@ def measure(
     """Measure, and return the run as it is stored. Ctrl-C ends it early and keeps the results so far."""
     missing = {client: why for client in options.clients if (why := programs.prepare(client))}
     clients = [client for client in options.clients if client not in missing]
-    sections = [section for section in options.sections if section != TLS]
     plan = [
         replace(cell, repeats=min(cell.repeats, options.repeats or cell.repeats))
-        for cell in cells(options.quick, sections, clients)
+        for cell in cells(options.quick, options.sections, clients)
     ]
     began, load = time.perf_counter(), os.getloadavg()[0]
     figures: dict[Cell, Figures] = {}
-    over_tls, interrupted = None, False
+    interrupted = False
     progress = Progress(len(in_order(plan)))
     try:
         with Targets() as targets:
             measure_all(plan, figures, lambda cell: run_one(cell, targets), progress)
-        if TLS in options.sections:
-            over_tls = tls.compare(options.quick)
     except KeyboardInterrupt:
         interrupted = True
     progress.end()
@@ -118,7 +133,6 @@ def measure(
         "interrupted": interrupted,
         "narrowed": not asks_for_all(options),
         "cells": [f.as_json() for f in found],
-        "tls_cpu_ms_per_mb": over_tls,
         "goals": [{**asdict(goal), "verdict": goal.verdict} for goal in goals.goals(found)],
     }
 
@@ -137,12 +151,12 @@ def write(run: dict[str, Any], directory: Path, document: Path) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: about four minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: about six minutes")
     parser.add_argument("--repeats", type=int, metavar="N", help="the maximum number of repeats of any case")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--profile", action="store_true", help="profile aioproducer's pipelined run and stop")
     parser.add_argument("--clients", default=",".join(CLIENTS), help="some of %(default)s")
-    parser.add_argument("--sections", default=",".join([*SECTIONS, TLS]), help="some of %(default)s")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of %(default)s")
     parser.add_argument(
         "--output",
         type=Path,
@@ -152,14 +166,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--render", type=Path, metavar="JSON", help="tables and plots of a stored run")
     options = parser.parse_args(arguments)
     options.clients, options.sections = options.clients.split(","), options.sections.split(",")
-    for chosen, known in ((options.clients, CLIENTS), (options.sections, [*SECTIONS, TLS])):
+    for chosen, known in ((options.clients, CLIENTS), (options.sections, SECTIONS)):
         if unknown := set(chosen) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: unknown, expected some of {', '.join(known)}")
     return options
 
 
 def asks_for_all(options: argparse.Namespace) -> bool:
-    chosen = set(options.clients) == set(CLIENTS) and set(options.sections) == {*SECTIONS, TLS}
+    chosen = set(options.clients) == set(CLIENTS) and set(options.sections) == {*SECTIONS}
     return chosen and not options.quick and options.repeats is None
 
 

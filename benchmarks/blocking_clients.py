@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import cycle, islice
 from typing import Any
 
 import services
 import transforming
-from clients import kafka_python, librdkafka
+from clients import UNBOUNDED, kafka_python, librdkafka
 from job import (
     LINES,
     Job,
@@ -61,8 +62,13 @@ def pipelined_callback(job: Job) -> Result:
         numbers = range(max(LINES, job.partitions))
         calls = [(job.topic, values[n % LINES], None, n % job.partitions) for n in numbers]
 
+    most = job.window if job.kind == "window" else UNBOUNDED
+
     def push(count: int) -> None:
+        before = on_delivery.count
         for index, call in enumerate(islice(cycle(calls), count)):
+            while index - (on_delivery.count - before) >= most:
+                poll(0.01)
             while True:
                 try:
                     produce(*call, on_delivery=on_delivery)
@@ -102,7 +108,26 @@ def services_callback(job: Job) -> Result:
                 poll(0)
         producer.flush()
 
-    return services.with_own(job, complete(job, timed(job, push), on_delivery.count))
+    result = complete(job, timed(job, push), on_delivery.count)
+    added: list[float] = []
+    if (own := services.own_calls(job)) is not None:
+        call, pairs = own
+        for _, value in pairs:
+            produce(topic, value, on_delivery=on_delivery)
+        producer.flush()
+        for _ in services.rounds(job):
+            began = cpu_seconds()
+            for given, value in pairs:
+                if given is not None:
+                    produce(topic, value, on_delivery=on_delivery)
+            producer.flush()
+            between = cpu_seconds()
+            for given, value in pairs:
+                if call(given) is not None:
+                    produce(topic, value, on_delivery=on_delivery)
+            producer.flush()
+            added.append(cpu_seconds() - between - (between - began))
+    return services.with_own(job, result, added)
 
 
 def pipelined_batches(job: Job) -> Result:
@@ -110,9 +135,13 @@ def pipelined_batches(job: Job) -> Result:
 
     producer, on_delivery = Producer(librdkafka(job)), Deliveries()
     values = lines(job.value_size)
+    most = job.window if job.kind == "window" else UNBOUNDED
 
     def push(count: int) -> None:
+        before = on_delivery.count
         for first in range(0, count, CALL):
+            while first + CALL - (on_delivery.count - before) > most:
+                producer.poll(0.01)
             messages: list[dict[str, Any]] = [
                 {"value": values[(first + number) % LINES]} for number in range(CALL)
             ]
@@ -140,6 +169,21 @@ def pipelined_kafka_python(job: Job) -> Result:
     return timed(job, push)
 
 
+def window_kafka_python(job: Job) -> Result:
+    producer, values = kafka_python(job), lines(job.value_size)
+
+    def push(count: int) -> None:
+        unacknowledged: deque[Any] = deque()
+        for value in islice(cycle(values), count):
+            if len(unacknowledged) == job.window:
+                unacknowledged.popleft().get(timeout=60)
+            unacknowledged.append(producer.send(job.topic, value))
+        while unacknowledged:
+            unacknowledged.popleft().get(timeout=60)
+
+    return timed(job, push)
+
+
 def closed_loop_kafka_python(job: Job) -> Result:
     producer, values = kafka_python(job), lines(job.value_size)
     seconds: list[float] = []
@@ -157,14 +201,14 @@ def closed_loop_kafka_python(job: Job) -> Result:
 def memory_callback(job: Job) -> Result:
     from confluent_kafka import Producer
 
-    producer = Producer(librdkafka(job))
+    producer, on_delivery = Producer(librdkafka(job)), Deliveries()
     producer.list_topics(job.topic)
     template = lines(job.value_size)
 
     def push(records: int) -> None:
         for index in range(records):
             value = b"%08d" % index + template[index % LINES][8:]
-            producer.produce(job.topic, value, on_delivery=lambda error, message: None)
+            producer.produce(job.topic, value, on_delivery=on_delivery)
         producer.poll(0.2)
 
     push(job.warm_up)
@@ -175,10 +219,13 @@ def memory_callback(job: Job) -> Result:
 
 MEASURE: dict[tuple[str, str], Callable[[Job], Result]] = {
     ("confluent-kafka", "pipelined"): pipelined_callback,
+    ("confluent-kafka", "window"): pipelined_callback,
     ("confluent-kafka", "memory"): memory_callback,
     ("confluent-kafka", "services"): services_callback,
     ("confluent-kafka", "transform"): transforming.with_confluent,
     ("produce_batch", "pipelined"): pipelined_batches,
+    ("produce_batch", "window"): pipelined_batches,
     ("kafka-python", "pipelined"): pipelined_kafka_python,
+    ("kafka-python", "window"): window_kafka_python,
     ("kafka-python", "closed_loop"): closed_loop_kafka_python,
 }

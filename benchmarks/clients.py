@@ -5,6 +5,7 @@ wrapper would cost more than some clients do."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -35,8 +36,13 @@ async def open_aioproducer(job: Job) -> Face:
     from aioproducer import Producer
 
     settings = chosen(job, batch_size="batch_size", linger_ms="linger_ms", compression="compression_type")
-    if job.kind == "memory":
+    if job.kind in ("memory", "window"):  # the records of the window must have room
         settings["buffer_memory"] = UNBOUNDED
+    if job.authority:
+        settings |= {"security_protocol": "SSL", "ssl_truststore_location": job.authority}
+        settings |= {"ssl_truststore_type": "PEM"}
+    if job.level is not None:
+        settings[f"compression_{job.compression}_level"] = job.level
     if job.work:
         settings |= services.producer_settings(job)
         services.trace(job)
@@ -51,15 +57,20 @@ async def open_aioproducer(job: Job) -> Face:
 
 async def open_aiokafka(job: Job) -> Face:
     from aiokafka import AIOKafkaProducer
+    from aiokafka.helpers import create_ssl_context
 
     if job.work:
         services.trace(job)
+    over_tls: dict[str, Any] = {}
+    if job.authority:
+        over_tls = {"security_protocol": "SSL", "ssl_context": create_ssl_context(cafile=job.authority)}
     producer = AIOKafkaProducer(
         bootstrap_servers=job.bootstrap,
         acks="all",
         enable_idempotence=True,
         compression_type=None if job.compression == "none" else job.compression,
         value_serializer=services.WORKS[job.work].function if job.work else None,
+        **over_tls,
         **chosen(job, batch_size="max_batch_size", linger_ms="linger_ms"),
     )
     await producer.start()
@@ -86,10 +97,20 @@ async def open_confluent_aio(job: Job) -> Face:
     return Face(producer.produce, send_and_wait, ready, close)
 
 
+async def open_bare_loop(job: Job) -> Face:
+    from bare_loop import BareLoop
+
+    host, _, port = job.bootstrap.rpartition(":")
+    loop = asyncio.get_running_loop()
+    _, bare = await loop.create_connection(lambda: BareLoop(job), host, int(port))
+    return Face(bare.send, bare.send_and_wait, bare.ready, bare.close)
+
+
 OPEN: dict[str, Callable[[Job], Awaitable[Face]]] = {
     "aioproducer": open_aioproducer,
     "aiokafka": open_aiokafka,
     "AIOProducer": open_confluent_aio,
+    "bare loop": open_bare_loop,
 }
 
 
@@ -99,8 +120,16 @@ def librdkafka(job: Job) -> dict[str, Any]:
         "bootstrap.servers": job.bootstrap,
         "acks": "all",
         "enable.idempotence": True,
-        **chosen(job, linger_ms="linger.ms", batch_size="batch.size", compression="compression.type"),
+        **chosen(
+            job,
+            linger_ms="linger.ms",
+            batch_size="batch.size",
+            compression="compression.type",
+            level="compression.level",
+        ),
     }
+    if job.authority:
+        settings |= {"security.protocol": "ssl", "ssl.ca.location": job.authority}
     if job.kind == "memory":
         settings["queue.buffering.max.messages"] = 10_000_000
         settings["queue.buffering.max.kbytes"] = UNBOUNDED >> 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -116,7 +117,8 @@ async def encoding(job: Job) -> Result:
 async def stream(job: Job) -> Result:
     """Write the same bytes to an asyncio stream, one batch per write, until all have arrived."""
     host, _, port = job.bootstrap.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    context = ssl.create_default_context(cafile=job.authority) if job.authority else None
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
     data = memoryview(b"".join(lines(job.value_size) * (COLUMN // LINES)))  # the values of one call
     size = job.batch_size or DEFAULT_BATCH_SIZE
 
@@ -129,8 +131,9 @@ async def stream(job: Job) -> Result:
     await write(job.warm_up)
     cpu, wall = cpu_seconds(), time.perf_counter()
     await write(job.records)
-    writer.write_eof()
-    await reader.read()  # the other side has read everything and closes
+    if not job.authority:  # TLS has no half-closed connections; a write buffer at most is left there
+        writer.write_eof()
+        await reader.read()  # the other side has read everything and closes
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
     writer.close()
     return {**per_record(job.records, cpu, wall), "sent": 0}

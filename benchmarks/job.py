@@ -29,12 +29,14 @@ Result = dict[str, Any]
 class Job:
     """A measurement, in seconds and bytes: `warm_up` records are sent first, then `records` are measured."""
 
-    kind: str  # pipelined, services, transform, columns, encoding, stream, closed_loop, memory, lag or idle
+    kind: str  # pipelined, window, services, transform, columns, encoding, stream, closed_loop, memory, lag or idle
     client: str
     value_size: int = 100
     records: int = 0
     warm_up: int = 0
-    window: int = 10_000  # records sent before their deliveries are awaited, one by one
+    window: int = (
+        10_000  # records sent before their deliveries are awaited, one by one; the most unacknowledged ones
+    )
     tasks: int = 1
     seconds: float = 0
     linger_ms: float | None = 5  # None leaves the client's own default
@@ -46,9 +48,13 @@ class Job:
     round_robin: bool = False  # each record to the next partition; else the client chooses
     loop: str = FASTEST_LOOP
     work: str = ""  # of a job of the kind services: a key of services.WORKS
+    over_tls: bool = False
+    level: int | None = None  # of the compression; None leaves the client's own default
+    processors: int = 0  # franz-go's GOMAXPROCS; 0: all processors
     profile: bool = False
     # Set when the job runs.
     bootstrap: str = ""
+    authority: str = ""  # the file with the certificate that the client trusts, if the job runs over TLS
     topic: str = "t"
     source: str = ""  # of a job of the kind transform: the topic that it reads
     values_file: str = ""

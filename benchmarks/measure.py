@@ -14,6 +14,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any
 
 import blocking_clients
@@ -68,8 +70,24 @@ def chunks(job: Job, face: Face) -> Callable[[int], Awaitable[None]]:
     return push
 
 
+def sliding(job: Job, face: Face) -> Callable[[int], Awaitable[None]]:
+    """Return a function that sends a number of records, of which at most `window` are unacknowledged at any time."""
+    send, topic, values = face.send, job.topic, lines(job.value_size)
+
+    async def push(records: int) -> None:
+        unacknowledged: deque[Awaitable[Any]] = deque()
+        for value in islice(cycle(values), records):
+            if len(unacknowledged) == job.window:
+                await unacknowledged.popleft()
+            unacknowledged.append(await send(topic, value))
+        while unacknowledged:
+            await unacknowledged.popleft()
+
+    return push
+
+
 async def pipelined(job: Job, face: Face) -> Result:
-    push = chunks(job, face)
+    push = (sliding if job.kind == "window" else chunks)(job, face)
     await push(job.warm_up)
     profile = cProfile.Profile() if job.profile else None
     if profile:
@@ -84,13 +102,32 @@ async def pipelined(job: Job, face: Face) -> Result:
 
 
 async def with_work(job: Job, face: Face) -> Result:
-    """Measure as `pipelined` does, and also the user's own function alone."""
+    """Measure as `pipelined` does, and also what the user's own function adds to a loop that sends bytes."""
     has_metrics = services.WORKS[job.work].has_metrics and job.client == "aioproducer"
     scraping = asyncio.create_task(services.scrape()) if has_metrics else None
     result = await pipelined(job, face)
     if scraping is not None:
         scraping.cancel()
-    return services.with_own(job, result)
+    added: list[float] = []
+    if (own := services.own_calls(job)) is not None:
+        function, pairs = own
+        plain = await OPEN[job.client](replace(job, work=""))
+        await plain.ready(job.topic)
+        send, topic = plain.send, job.topic
+        for delivery in [await send(topic, value) for _, value in pairs]:
+            await delivery
+        for _ in services.rounds(job):
+            began = cpu_seconds()
+            for delivery in [await send(topic, value) for given, value in pairs if given is not None]:
+                await delivery
+            between = cpu_seconds()
+            for delivery in [
+                await send(topic, value) for given, value in pairs if function(given) is not None
+            ]:
+                await delivery
+            added.append(cpu_seconds() - between - (between - began))
+        await plain.close()
+    return services.with_own(job, result, added)
 
 
 # ---- closed loop: each task awaits its record before it sends the next ----
@@ -226,6 +263,7 @@ async def idle(job: Job) -> Result:
 
 WITH_FACE: dict[str, Callable[[Job, Face], Awaitable[Result]]] = {
     "pipelined": pipelined,
+    "window": pipelined,
     "services": with_work,
     "columns": columns.acknowledged,
     "closed_loop": closed_loop,

@@ -7,29 +7,35 @@ from dataclasses import dataclass, replace
 
 import transforming
 from job import Job
-from programs import FRANZ_GO, JAVA
+from programs import FRANZ_GO, JAVA, LIBRDKAFKA
 from services import WORKS
 
 OURS, AIOKAFKA, AIO, KAFKA_PYTHON = "aioproducer", "aiokafka", "AIOProducer", "kafka-python"
 CALLBACK, BATCHES = "confluent-kafka", "produce_batch"
-CLIENTS = (OURS, FRANZ_GO, JAVA, CALLBACK, BATCHES, AIO, AIOKAFKA, KAFKA_PYTHON)
+CLIENTS = (OURS, FRANZ_GO, LIBRDKAFKA, JAVA, CALLBACK, BATCHES, AIO, AIOKAFKA, KAFKA_PYTHON)
 
 NULL, REAL = "null", "real"  # targets: the broker that only acknowledges, Apache Kafka
 
 THROUGHPUT, THROUGHPUT_REAL, CODECS = "throughput", "throughput real", "codecs"
+WINDOW, WINDOW_REAL = "window", "window real"
 CLOSED_LOOP, CLOSED_LOOP_REAL = "closed loop", "closed loop real"
 COLUMNS, COLUMNS_REAL, WIRE = "columns", "columns real", "wire"
 MEMORY, LAG, PARTITIONS, DISTANCE = "memory", "lag", "partitions", "distance"
-SERVICES = "services"
+SERVICES, TLS = "services", "tls"
+WITH_TLS, WITHOUT_TLS = "with TLS", "without"
 
 BARE_STREAM = "asyncio stream"
+BARE_LOOP = "bare loop"
 BY_DEFAULT = ", its own batch_size"
 ON_ASYNCIO = ", asyncio's loop"
+ONE_PROCESSOR = ", GOMAXPROCS=1"
 
 # The numbers of records for which each client needs a good half second, so that all processes run equally long.
 RECORDS = {
     OURS: 600_000,
+    BARE_LOOP: 600_000,
     FRANZ_GO: 1_000_000,
+    LIBRDKAFKA: 800_000,
     JAVA: 800_000,
     CALLBACK: 400_000,
     BATCHES: 400_000,
@@ -72,9 +78,16 @@ class Cell:
         return options + (["--silent"] if self.silent else [])
 
 
-def pipelined(client: str, share: float = 1.0, *, warm_up: int | None = None, **settings: object) -> Job:
+def pipelined(
+    client: str,
+    share: float = 1.0,
+    *,
+    kind: str = "pipelined",
+    warm_up: int | None = None,
+    **settings: object,
+) -> Job:
     """Return a pipelined job with a share of the client's usual number of records, in whole windows."""
-    job = Job("pipelined", client, warm_up=0, **settings)  # type: ignore[arg-type]  # the names are Job's
+    job = Job(kind, client, warm_up=0, **settings)  # type: ignore[arg-type]  # the names are Job's
     records = max(1, round(RECORDS[client] * share / job.window)) * job.window
     return replace(job, records=records, warm_up=WARM_UP.get(client, 20_000) if warm_up is None else warm_up)
 
@@ -85,11 +98,16 @@ def throughput(quick: bool) -> list[Cell]:
         column = f"{value_size} B, {partitions} partition{'s' if partitions > 1 else ''}"
         if quick and partitions == 1:
             continue
-        for client in CLIENTS:
+        floor = () if partitions == 1 else (BARE_LOOP,)
+        for client in (*CLIENTS, *floor):
             share = 0.5 if value_size == 1000 else 1
             job = pipelined(client, share, value_size=value_size, partitions=partitions)
             repeats = 2 if quick else 5 if (value_size, partitions) == (100, 12) else 3
             cells.append(Cell(THROUGHPUT, column, client, job, repeats))
+            if (value_size, partitions) == (1000, 12) and client in (OURS, FRANZ_GO) and not quick:
+                # The sender gathers requests for a broker that answers within a millisecond, as that of this run does.
+                farther = f"{column}, answers after 2 ms"
+                cells.append(Cell(THROUGHPUT, farther, client, job, 3, delay_ms=2))
             if client == OURS and not quick and job.loop != "asyncio":
                 plain = replace(job, loop="asyncio")
                 cells.append(Cell(THROUGHPUT, column, f"{client}{ON_ASYNCIO}", plain, 3))
@@ -99,10 +117,30 @@ def throughput(quick: bool) -> list[Cell]:
     return cells
 
 
+def window(quick: bool, target: str = NULL) -> list[Cell]:
+    """Return cells with at most 50,000 unacknowledged records: how a service sends."""
+    section = WINDOW if target == NULL else WINDOW_REAL
+    cells = []
+    for value_size in (100,) if quick else (100, 1000):
+        for client in (*CLIENTS, BARE_LOOP):
+            share = 1.0 if value_size == 100 else 0.5
+            job = pipelined(client, share, kind="window", value_size=value_size, window=50_000)
+            jobs = {client: job}
+            if client == FRANZ_GO:
+                jobs[client + ONE_PROCESSOR] = replace(job, processors=1)
+            for row, one in jobs.items():
+                cells.append(Cell(section, f"{value_size} B", row, one, 1 if quick else 3, target=target))
+    return cells
+
+
+def window_real(quick: bool) -> list[Cell]:
+    return [] if quick else window(quick, REAL)
+
+
 def throughput_real(quick: bool) -> list[Cell]:
     cells = []
-    for client in CLIENTS:
-        job = pipelined(client, 0.5, warm_up=400_000 if client == JAVA else None)
+    for client in (*CLIENTS, BARE_LOOP):
+        job = pipelined(client, 0.5)
         cells.append(
             Cell(THROUGHPUT_REAL, "100 B, 12 partitions", client, job, 1 if quick else 5, target=REAL)
         )
@@ -120,11 +158,14 @@ def codecs(quick: bool) -> list[Cell]:
             if quick and (client == AIO or codec in ("gzip", "snappy")):
                 continue
             records = CODEC_RECORDS[codec] // (2 if client in (AIO, AIOKAFKA) else 1)
-            warm_up = records if client == JAVA else 10_000
+            warm_up = max(records, 300_000) if client == JAVA else 10_000
             job = Job(
                 "pipelined", client, value_size=1000, records=records, warm_up=warm_up, compression=codec
             )
             cells.append(Cell(CODECS, codec, client, job, 1 if quick else 3, target=REAL))
+            if codec == "gzip" and client not in (AIO, AIOKAFKA):  # the others' default is 6, and ours is 1
+                equal = replace(job, level=6)
+                cells.append(Cell(CODECS, "gzip, level 6", client, equal, 3, target=REAL))
     return cells
 
 
@@ -179,6 +220,24 @@ def wire(quick: bool) -> list[Cell]:
     return [Cell(WIRE, column, OURS, sent, repeats), Cell(WIRE, column, BARE_STREAM, bare, repeats)]
 
 
+def tls(quick: bool) -> list[Cell]:
+    """Return cells of 1 KB values with and without TLS, and those of a bare stream that writes the same bytes."""
+    cells = []
+    for over_tls in (True, False):
+        column, repeats = WITH_TLS if over_tls else WITHOUT_TLS, 2 if quick else 3
+        bare = replace(
+            columns_job("stream", 1000, 400_000, arrow=True, keyed=False),
+            client=BARE_STREAM,
+            batch_size=65536,
+            over_tls=over_tls,
+        )
+        cells.append(Cell(TLS, column, BARE_STREAM, bare, repeats))
+        for client in (OURS,) if quick else (OURS, FRANZ_GO, JAVA, CALLBACK, AIOKAFKA):
+            job = pipelined(client, 0.5, value_size=1000, over_tls=over_tls)
+            cells.append(Cell(TLS, column, client, job, repeats))
+    return cells
+
+
 # The numbers of records of the closed loop: with one task, with a thousand.
 LOOP_RECORDS = {
     OURS: (4_000, 200_000),
@@ -229,7 +288,7 @@ def closed_loop_real(quick: bool) -> list[Cell]:
 
 def memory(quick: bool) -> list[Cell]:
     cells = []
-    for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIO, AIOKAFKA):
+    for client in (OURS, FRANZ_GO, LIBRDKAFKA, JAVA, CALLBACK, AIO, AIOKAFKA):
         if quick and client == AIO:
             continue
         # aiokafka keeps only one open batch per partition, so that many records can wait only in a huge batch.
@@ -254,34 +313,40 @@ def lag(quick: bool) -> list[Cell]:
     return cells
 
 
-# The numbers of records, by number of partitions, for which a client needs at least half a second.
+# The numbers of records, by number of partitions, for which a client needs at least half a second. With many
+# partitions, the window determines how many records a batch has, so it is the same for each client.
+MANY_PARTITIONS = {1000: 400_000, 10_000: 200_000}
 SPREAD_RECORDS = {
-    OURS: (600_000, 600_000, 400_000, 200_000),
-    FRANZ_GO: (1_000_000, 1_000_000, 600_000, 300_000),
-    JAVA: (600_000, 600_000, 400_000, 200_000),
-    CALLBACK: (300_000, 300_000, 200_000, 50_000),
-    AIOKAFKA: (60_000, 60_000, 20_000, 10_000),
+    OURS: 600_000,
+    FRANZ_GO: 1_000_000,
+    LIBRDKAFKA: 800_000,
+    JAVA: 600_000,
+    CALLBACK: 300_000,
+    AIOKAFKA: 60_000,
 }
 
 
 def partitions(quick: bool) -> list[Cell]:
     """Return cells that send round robin, with batches of 16 KiB and up to 100,000 records in flight."""
     cells = []
-    for index, count in enumerate((1, 100, 1000, 10_000)):
+    for count in (1, 100, 1000, 10_000):
         if quick and count in (1, 100):
             continue
-        for client, records in SPREAD_RECORDS.items():
+        for client, usual in SPREAD_RECORDS.items():
+            records = MANY_PARTITIONS.get(count, usual)
             job = Job(
                 "pipelined",
                 client,
-                records=records[index],
-                warm_up=min(records[index], WARM_UP.get(client, 20_000 if client == CALLBACK else 100_000)),
+                records=records,
+                warm_up=min(records, WARM_UP.get(client, 100_000)),
                 window=100_000,
                 batch_size=16_384,
                 partitions=count,
                 round_robin=True,
             )
             repeats = 1 if quick else 2 if client == AIOKAFKA else 3
+            if client == AIOKAFKA and count == 10_000:  # each record takes it half a millisecond
+                job, repeats = replace(job, records=job.window, warm_up=0), 1
             cells.append(Cell(PARTITIONS, f"{count:,}", client, job, repeats))
     return cells
 
@@ -289,7 +354,7 @@ def partitions(quick: bool) -> list[Cell]:
 def distance(quick: bool) -> list[Cell]:
     """Return cells with a broker 20 ms away, one partition, and always more to send than the window allows."""
     cells = []
-    for client in (OURS, FRANZ_GO, JAVA, CALLBACK, AIOKAFKA):
+    for client in (OURS, FRANZ_GO, LIBRDKAFKA, JAVA, CALLBACK, AIOKAFKA):
         count = (30_000 if client in (AIOKAFKA, CALLBACK) else 100_000) * (1 if quick else 2)
         job = Job("pipelined", client, records=count, warm_up=20_000, window=count, partitions=1)
         cells.append(Cell(DISTANCE, "100 B, 20 ms", client, job, 1 if quick else 3, delay_ms=20))
@@ -300,7 +365,9 @@ def services(quick: bool) -> list[Cell]:
     cells = []
     for work in WORKS:
         for client in (OURS, AIOKAFKA, CALLBACK):
-            job = replace(pipelined(client, 0.25 if quick else 0.5), kind="services", work=work)
+            # A traced record costs many times as much as another one.
+            share = (0.25 if quick else 0.5) * (0.2 if WORKS[work].sampler else 1)
+            job = replace(pipelined(client, share), kind="services", work=work)
             cells.append(Cell(SERVICES, work, client, job, 1 if quick else 5))
     for client in (OURS, AIOKAFKA, CALLBACK):
         count = 20_000 if quick else 60_000
@@ -311,15 +378,18 @@ def services(quick: bool) -> list[Cell]:
 
 SECTIONS: dict[str, Callable[[bool], list[Cell]]] = {
     THROUGHPUT: throughput,
+    WINDOW: window,
     SERVICES: services,
     CLOSED_LOOP: closed_loop,
     COLUMNS: columns,
     WIRE: wire,
+    TLS: tls,
     PARTITIONS: partitions,
     DISTANCE: distance,
     MEMORY: memory,
     LAG: lag,
     THROUGHPUT_REAL: throughput_real,
+    WINDOW_REAL: window_real,
     CLOSED_LOOP_REAL: closed_loop_real,
     COLUMNS_REAL: columns_real,
     CODECS: codecs,
@@ -328,5 +398,5 @@ SECTIONS: dict[str, Callable[[bool], list[Cell]]] = {
 
 def cells(quick: bool, sections: list[str], clients: list[str]) -> list[Cell]:
     """Return the cells of a run, in the order of its tables."""
-    wanted = {*clients, BARE_STREAM}
+    wanted = {*clients, BARE_STREAM, BARE_LOOP}
     return [cell for section in sections for cell in SECTIONS[section](quick) if cell.job.client in wanted]

@@ -27,11 +27,12 @@ from plan import (
     THROUGHPUT,
     THROUGHPUT_REAL,
 )
-from programs import FRANZ_GO, JAVA
+from programs import FRANZ_GO, JAVA, LIBRDKAFKA
 
 COLORS = {
     OURS: "#d1495b",
     FRANZ_GO: "#00798c",
+    LIBRDKAFKA: "#9b5de5",
     JAVA: "#edae49",
     CALLBACK: "#30638e",
     BATCHES: "#7a9cc6",

@@ -1,12 +1,13 @@
-"""The programs that a run needs in addition to Python: the acknowledging broker in C, and the peers in Go and Java.
+"""The programs that a run needs in addition to Python: the acknowledging broker in C, and the peers in C, Go and Java.
 
-Each is built once per change. If Go or a Java compiler is missing, `prepare` reports it and the run continues without
-that peer."""
+Each is built once per change. If Cargo, Go or a Java compiler is missing, `prepare` reports it and the run continues
+without that peer."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from job import Job, lines
 HERE = Path(__file__).parent
 BUILD = HERE / "build"
 PEERS = HERE / "peers"
-FRANZ_GO, JAVA = "franz-go", "Java"
+FRANZ_GO, JAVA, LIBRDKAFKA = "franz-go", "Java", "librdkafka"
+CRATE = BUILD / "crate"
+SOURCE = CRATE / "vendor" / "rdkafka-sys"
 
 
 def is_newer(sources: Iterable[Path], program: Path) -> bool:
@@ -47,6 +50,59 @@ def ack_broker() -> Path:
 def franz_go() -> Path:
     sources = [PEERS / name for name in ("franz.go", "go.mod", "go.sum")]
     return compiled(["go", "build", "-buildvcs=false", "-o"], sources, BUILD / "franz", PEERS)
+
+
+def library() -> Path:
+    """Build librdkafka, without TLS and codecs, from the source that the crate rdkafka-sys carries."""
+    built = BUILD / "librdkafka"
+    archive = built / "src" / "librdkafka.a"
+    manifest = PEERS / "librdkafka" / "Cargo.toml"
+    if is_newer([manifest], archive):
+        for directory in (CRATE, built):
+            shutil.rmtree(directory, ignore_errors=True)
+        CRATE.mkdir(parents=True)
+        shutil.copy(manifest, CRATE)
+        (CRATE / "empty.rs").touch()
+        without = [
+            f"--disable-{name}" for name in ("ssl", "gssapi", "sasl", "curl", "zstd", "zlib", "lz4-ext")
+        ]
+        for command, directory in (
+            (["cargo", "vendor", "--quiet", "vendor"], CRATE),
+            (["cp", "-r", str(SOURCE / "librdkafka"), str(built)], BUILD),
+            (["bash", "./configure", *without], built),
+            (["make", "-s", "-j2", "-C", "src", "librdkafka.a"], built),
+        ):
+            done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+            if done.returncode:
+                said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+                raise ApacheKafkaError(f"librdkafka can't be built: {' '.join(command)}: {' '.join(said)}")
+        (built / "include").mkdir()
+        (built / "include" / "librdkafka").symlink_to(built / "src")
+    return archive
+
+
+def librdkafka() -> Path:
+    source, archive = PEERS / "librdkafka" / "librdkafka.c", library()
+    headers = archive.parents[1] / "include"
+    command = [
+        "cc",
+        "-O2",
+        "-Wall",
+        f"-I{headers}",
+        str(source),
+        str(archive),
+        "-lm",
+        "-lpthread",
+        "-ldl",
+        "-o",
+    ]
+    return compiled(command, [source, archive], BUILD / "librdkafka-client")
+
+
+def librdkafka_version() -> str:
+    """Return the version of librdkafka that the crate carries; the crate's own precedes it."""
+    found = re.search(r'^version = "[^+"]*\+([^"]+)"', (SOURCE / "Cargo.toml").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"
 
 
 def jars() -> str:
@@ -77,6 +133,10 @@ def prepare(client: str) -> str | None:
             if not shutil.which("go"):
                 return "go is not on PATH"
             franz_go()
+        elif client == LIBRDKAFKA:
+            if missing := [name for name in ("cargo", "make") if not shutil.which(name)]:
+                return f"{missing[0]} is not on PATH"
+            librdkafka()
         elif client == JAVA:
             if not (shutil.which("java") and shutil.which("javac")):
                 return "java or javac is not on PATH"
@@ -92,6 +152,8 @@ def command_for(job: Job) -> list[str]:
     """Return the command that measures a job, without the job itself."""
     if job.client == FRANZ_GO:
         return [str(franz_go())]
+    if job.client == LIBRDKAFKA:
+        return [str(librdkafka())]
     if job.client == JAVA:
         return [
             "java",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tls
 from figures import Figures, number, rate, unique
-from goals import MILLION, NOT_MEASURED, goals
+from goals import MILLION, NOT_MEASURED, UNITS, goals
 from plan import (
+    BARE_LOOP,
     BY_DEFAULT,
     CLOSED_LOOP,
     CLOSED_LOOP_REAL,
@@ -24,6 +25,9 @@ from plan import (
     SERVICES,
     THROUGHPUT,
     THROUGHPUT_REAL,
+    TLS,
+    WINDOW,
+    WINDOW_REAL,
     WIRE,
 )
 
@@ -37,6 +41,15 @@ def cpu_and_rate(f: Figures) -> str:
 
 def throughput_cell(f: Figures) -> str:
     return f"{cpu_and_rate(f)}; {number(f.median('records_per_batch'))} a batch"
+
+
+def codec_cell(f: Figures) -> str:
+    return f"{cpu_and_rate(f)}; {number(f.median('stored_bytes'))} B"
+
+
+def window_cell(f: Figures) -> str:
+    busy = [cpu * rate_ / MILLION for cpu, rate_ in zip(f.all("cpu_us"), f.all("records_per_s"), strict=True)]
+    return f"{cpu_and_rate(f)}; {statistics.median(busy):.2f} processors busy"
 
 
 def services_cell(f: Figures) -> str:
@@ -61,10 +74,10 @@ def memory_cell(f: Figures) -> str:
 
 
 def lag_cell(f: Figures) -> str:
-    above = ", ".join(f"{name} {f.spread(f'above_{name}_ms')}" for name in ("p99", "max"))
+    lag = ", ".join(f"{name} {f.spread(f'lag_{name}_ms')}" for name in ("p99", "max"))
     idle = f"{number(f.median('idle_p99_ms'))} and {number(f.median('idle_max_ms'))}"
     held = f"{number(f.median('held_p99_ms'))} and {number(f.median('held_max_ms'))}"
-    return f"above idle: {above} ms (idle {idle}); CPU between ticks {held} ms; {rate(f.median('records_per_s'))}"
+    return f"{lag} ms (an idle loop: {idle}); CPU between ticks {held} ms; {rate(f.median('records_per_s'))}"
 
 
 NULL_BROKER, REAL_BROKER = "acknowledging broker", "Apache Kafka, read back"
@@ -73,6 +86,11 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
     THROUGHPUT: (
         f"Pipelined, {NULL_BROKER}: CPU µs per record of the client process; records per second; records in a batch",
         throughput_cell,
+    ),
+    WINDOW: (
+        f"At most 50,000 unacknowledged records, 12 partitions, {NULL_BROKER}: CPU µs per record of the client; "
+        "records per second; processors that it keeps busy",
+        window_cell,
     ),
     SERVICES: (
         f"Pipelined with what services add, 100 B, 12 partitions, {NULL_BROKER} (transactions: {REAL_BROKER}): CPU µs "
@@ -94,6 +112,11 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
         "bytes, in writes of a batch of 256 KiB",
         wire_cell,
     ),
+    TLS: (
+        "TLS, 1 KB values, 12 partitions, batches of 64 KiB: CPU µs per record of the client; records per second. "
+        "Another process ends TLS. The bare asyncio stream writes as many bytes",
+        cpu_and_rate,
+    ),
     PARTITIONS: (
         f"Partitions in turn, 100 B, batches of 16 KiB, {NULL_BROKER}: CPU µs per record; records per second; "
         "records in a batch",
@@ -113,6 +136,11 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
         f"Pipelined, {REAL_BROKER}: CPU µs per record of the client process; records per second",
         cpu_and_rate,
     ),
+    WINDOW_REAL: (
+        f"At most 50,000 unacknowledged records, 12 partitions, {REAL_BROKER}: CPU µs per record of the client; "
+        "records per second; processors that it keeps busy",
+        window_cell,
+    ),
     CLOSED_LOOP_REAL: (
         f"Closed loop, 100 B, 12 partitions, {REAL_BROKER}: latency of an awaited send; records per second; CPU µs "
         "per record",
@@ -123,8 +151,9 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
         cpu_and_rate,
     ),
     CODECS: (
-        f"Codecs, 1 KB, 12 partitions, {REAL_BROKER}: CPU µs per record; records per second",
-        cpu_and_rate,
+        f"Codecs, 1 KB, 12 partitions, {REAL_BROKER}: CPU µs per record; records per second; size of a record in the "
+        "log",
+        codec_cell,
     ),
 }
 ROWS_ARE_COLUMNS = {LAG, PARTITIONS, CODECS, SERVICES}
@@ -148,35 +177,72 @@ def table(section: str, figures: list[Figures]) -> str:
     return "\n".join(out)
 
 
-# The figure of each section from which the ratios are computed.
-COMPARED = {
-    THROUGHPUT: "cpu_us",
-    THROUGHPUT_REAL: "cpu_us",
-    CODECS: "cpu_us",
-    SERVICES: "client_us",
-    PARTITIONS: "cpu_us",
-    CLOSED_LOOP: "p50_ms",
-    CLOSED_LOOP_REAL: "p50_ms",
-    MEMORY: "bytes_per_record",
+# The figures of each section by which clients are compared. The ratios are those of the first one.
+CPU_AND_RATE, LATENCY = ("cpu_us", "records_per_s"), ("p50_ms", "p99_ms", "records_per_s", "cpu_us")
+COMPARED: dict[str, tuple[str, ...]] = {
+    THROUGHPUT: CPU_AND_RATE,
+    THROUGHPUT_REAL: CPU_AND_RATE,
+    WINDOW: CPU_AND_RATE,
+    WINDOW_REAL: CPU_AND_RATE,
+    CODECS: CPU_AND_RATE,
+    SERVICES: ("client_us",),
+    PARTITIONS: CPU_AND_RATE,
+    DISTANCE: ("records_per_s", "cpu_us"),
+    CLOSED_LOOP: LATENCY,
+    CLOSED_LOOP_REAL: LATENCY,
+    MEMORY: ("bytes_per_record",),
+    LAG: ("lag_p99_ms", "lag_max_ms"),
 }
+
+
+def behind(figures: list[Figures]) -> str:
+    """Return a table of everything in which a peer is ahead of aioproducer with the same settings."""
+    lines = []
+    for ours in figures:
+        if ours.cell.row != OURS or not ours.counts:
+            continue
+        for name in COMPARED.get(ours.cell.section, ()):
+            what, show = UNITS[name]
+            mine, ahead = ours.median(name), []
+            for f in peers_of(ours, figures):
+                theirs = f.median(name)
+                if theirs > mine if name == "records_per_s" else theirs < mine:
+                    ahead.append(f"{f.cell.row} {show(theirs)} ({mine / theirs:.2f}x)")
+            if ahead:
+                place = f"{ours.cell.section}, {ours.cell.column}"
+                lines.append(f"| {place}: {what} | {show(mine)} | {', '.join(ahead)} |")
+    if not lines:
+        return ""
+    return "\n".join(
+        ["| | aioproducer | peers that are ahead (aioproducer is … of it) |", "|---|---|---|", *lines]
+    )
+
+
+def peers_of(ours: Figures, figures: list[Figures]) -> list[Figures]:
+    """Return the peers' rows with the same settings as this row of ours."""
+    by_default = ours.cell.row.removeprefix(OURS)
+    return [
+        f
+        for f in figures
+        if (f.cell.section, f.cell.column) == (ours.cell.section, ours.cell.column)
+        and f.cell.row == f.cell.job.client + by_default
+        and f.cell.job.client not in (OURS, BARE_LOOP)
+        and f.counts
+    ]
 
 
 def ratios(figures: list[Figures]) -> list[str]:
     """Return the ratios of the others' figures to ours, with equal batches, and with each client's default."""
     lines = []
     for ours in figures:
-        name = COMPARED.get(ours.cell.section)
-        if name and ours.cell.row in (OURS, OURS + BY_DEFAULT) and ours.counts:
-            by_default = ours.cell.row.removeprefix(OURS)
+        names = COMPARED.get(ours.cell.section)
+        if names and ours.cell.row in (OURS, OURS + BY_DEFAULT) and ours.counts:
             others = [
-                f"{f.median(name) / ours.median(name):.2f} of {f.cell.job.client}"
-                for f in figures
-                if (f.cell.section, f.cell.column) == (ours.cell.section, ours.cell.column)
-                and f.cell.row == f.cell.job.client + by_default
-                and f.cell.job.client != OURS
-                and f.counts
+                f"{f.median(names[0]) / ours.median(names[0]):.2f} of {f.cell.job.client}"
+                for f in peers_of(ours, figures)
             ]
             if others:
+                by_default = ours.cell.row.removeprefix(OURS)
                 lines.append(
                     f"- {ours.cell.section}, {ours.cell.column}{by_default}: 1 to {', '.join(others)}"
                 )
@@ -215,12 +281,12 @@ def document(run: dict[str, Any], plots: list[str], remarks: str | None = None) 
     """Return RESULTS.md for a run stored by bench.py; `remarks` follow the goals."""
     figures = [Figures.from_json(stored) for stored in run["cells"]]
     parts = ["# aioproducer compared with its peers", "\n".join(heading(run)), goals_section(figures)]
+    if slower := behind(figures):
+        parts.append("## Where a peer is ahead\n\n" + slower)
     if remarks:
         parts.append(remarks.strip())
     measured = {f.cell.section for f in figures}
     parts += [table(section, figures) for section in TABLES if section in measured]
-    if run["tls_cpu_ms_per_mb"] is not None:
-        parts.append(tls.table(run["tls_cpu_ms_per_mb"]))
     if compared := ratios(figures):
         parts.append("## Ratios (aioproducer is 1)\n\n" + "\n".join(compared))
     if plots:

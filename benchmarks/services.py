@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from statistics import median
 from typing import Any
 
 from aioproducer import ProducerRecord
@@ -30,8 +30,7 @@ SCHEMA = """{
     {"name": "note", "type": "string"}
   ]
 }"""
-OWN_CALLS = 100_000
-"""The number of calls by which the user's own function is measured."""
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -171,31 +170,29 @@ def librdkafka_metrics(job: Job) -> dict[str, Any]:
     return {"statistics.interval.ms": 1000, "stats_cb": json.loads}
 
 
-def with_own(job: Job, result: Result) -> Result:
-    """Add to a result the CPU time of the user's own function, and that of the client without it."""
-    own = own_us(job)
-    return {**result, "own_us": own, "client_us": result["cpu_us"] - own}
-
-
-def own_us(job: Job) -> float:
-    """Return the CPU time of one call of the user's own function, in microseconds."""
-    work, given = WORKS[job.work], values(job)
+def own_calls(job: Job) -> tuple[Callable[[Any], object], list[tuple[Any, bytes]]] | None:
+    """Return the user's own function, and a window of its arguments, each with the bytes that are sent beside it."""
+    work, sent = WORKS[job.work], values(replace(job, work=BYTES))
     function: Callable[[Any], object] | None = work.function
+    given = values(job)
     if work.adds_header and job.client == "aioproducer":
-        function, given = AddHeader().on_send, [ProducerRecord(job.topic, value) for value in given]
+        function, given = AddHeader().on_send, [ProducerRecord(job.topic, value) for value in sent]
     if function is None:
-        return 0.0
-    _call(function, given)
-    return (_call(function, given) - _call(None, given)) / OWN_CALLS * 1e6
+        return None
+    return function, list(islice(cycle(zip(given, sent, strict=True)), job.window))
 
 
-def _call(function: Callable[[Any], object] | None, given: Iterable[Any]) -> float:
-    """Return the CPU seconds of OWN_CALLS calls, or those of the loop alone."""
-    began = time.process_time()
-    if function is None:
-        for _ in islice(cycle(given), OWN_CALLS):
-            pass
-    else:
-        for value in islice(cycle(given), OWN_CALLS):
-            function(value)
-    return time.process_time() - began
+def rounds(job: Job) -> range:
+    """Return the rounds in which the function is measured: one window with its calls and one without."""
+    return range(max(LEAST_ROUNDS, job.records // 2 // job.window))
+
+
+def with_own(job: Job, result: Result, added: list[float]) -> Result:
+    """Add to a result the CPU time of a call of the user's own function, and that of the client without it.
+
+    Args:
+        added: the CPU seconds that the calls added to a window, in each round. It is empty without a function.
+    """
+    own_us = median(added) / job.window * 1e6 if added else 0.0
+    sent = job.window * (1 + 2 * len(added)) if added else 0  # the first window is a warm-up
+    return {**result, "own_us": own_us, "client_us": result["cpu_us"] - own_us, "sent": result["sent"] + sent}

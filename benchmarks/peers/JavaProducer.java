@@ -7,7 +7,9 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerConfig;
@@ -35,7 +37,7 @@ public final class JavaProducer {
         producer = new KafkaProducer<>(settings(), new ByteArraySerializer(), new ByteArraySerializer());
         String kind = job.get("kind").asText();
         Map<String, Object> found = switch (kind) {
-            case "pipelined" -> pipelined();
+            case "pipelined", "window" -> pipelined();
             case "closed_loop" -> closedLoop();
             case "memory" -> memory();
             default -> throw new IllegalArgumentException("the Java producer can't measure " + kind);
@@ -50,18 +52,25 @@ public final class JavaProducer {
         Map<String, Object> settings = new LinkedHashMap<>(); // idempotent, acks from all: its defaults
         settings.put(ProducerConfig.BOOTSTRAP_SERVERS_CONFIG, job.get("bootstrap").asText());
         settings.put(ProducerConfig.COMPRESSION_TYPE_CONFIG, job.get("compression").asText());
+        if (!job.get("level").isNull())
+            settings.put("compression." + job.get("compression").asText() + ".level", job.get("level").asInt());
+        if (!job.get("authority").asText().isEmpty()) {
+            settings.put("security.protocol", "SSL");
+            settings.put("ssl.truststore.type", "PEM");
+            settings.put("ssl.truststore.location", job.get("authority").asText());
+        }
         if (!job.get("linger_ms").isNull())
             settings.put(ProducerConfig.LINGER_MS_CONFIG, job.get("linger_ms").asInt());
         if (!job.get("batch_size").isNull())
             settings.put(ProducerConfig.BATCH_SIZE_CONFIG, job.get("batch_size").asInt());
-        if (job.get("kind").asText().equals("memory"))
+        if (List.of("memory", "window").contains(job.get("kind").asText()))
             settings.put(ProducerConfig.BUFFER_MEMORY_CONFIG, 1L << 30);
         else if (job.get("round_robin").asBoolean())
             settings.put(ProducerConfig.BUFFER_MEMORY_CONFIG, 256L << 20); // an open batch for every partition
         return settings;
     }
 
-    private static Map<String, Object> pipelined() {
+    private static Map<String, Object> pipelined() throws InterruptedException {
         int warmUp = job.get("warm_up").asInt(), records = job.get("records").asInt();
         AtomicLong delivered = new AtomicLong();
         push(warmUp, delivered);
@@ -75,15 +84,19 @@ public final class JavaProducer {
         return found;
     }
 
-    private static void push(int count, AtomicLong delivered) {
+    private static void push(int count, AtomicLong delivered) throws InterruptedException {
         boolean roundRobin = job.get("round_robin").asBoolean();
         int partitions = job.get("partitions").asInt();
+        boolean isWindow = job.get("kind").asText().equals("window");
+        Semaphore window = new Semaphore(isWindow ? job.get("window").asInt() : Integer.MAX_VALUE);
         for (int i = 0; i < count; i++) {
             Integer partition = roundRobin ? (Integer) (i % partitions) : null;
+            if (isWindow) window.acquire();
             producer.send(
                 new ProducerRecord<>(topic, partition, null, values[i % values.length]),
                 (metadata, error) -> {
                     if (error == null) delivered.incrementAndGet();
+                    if (isWindow) window.release();
                 });
         }
         producer.flush();

@@ -5,9 +5,12 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -35,6 +38,9 @@ type job struct {
 	Topic       string   `json:"topic"`
 	ValuesFile  string   `json:"values_file"`
 	Window      int      `json:"window"`
+	Processors  int      `json:"processors"`
+	Level       *int     `json:"level"`
+	Authority   string   `json:"authority"`
 }
 
 type result map[string]float64
@@ -48,10 +54,13 @@ func main() {
 	for at := 0; at < len(text); at += j.ValueSize {
 		values = append(values, text[at:at+j.ValueSize])
 	}
+	if j.Processors > 0 {
+		runtime.GOMAXPROCS(j.Processors)
+	}
 	client := open(&j)
 	var found result
 	switch j.Kind {
-	case "pipelined":
+	case "pipelined", "window":
 		found = pipelined(&j, client, values)
 	case "closed_loop":
 		found = closedLoop(&j, client, values)
@@ -74,15 +83,29 @@ func open(j *job) *kgo.Client {
 		"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
 		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 	}
+	codec := codecs[j.Compression]
+	if j.Level != nil {
+		codec = codec.WithLevel(*j.Level)
+	}
 	buffered := max(j.Window, 100_000)
-	if j.Kind == "memory" {
+	switch j.Kind {
+	case "memory":
 		buffered = 10_000_000
+	case "window":
+		buffered = j.Window // Produce waits while so many are unacknowledged
 	}
 	options := []kgo.Opt{ // idempotent, acks from all: its defaults
 		kgo.SeedBrokers(strings.Split(j.Bootstrap, ",")...),
 		kgo.DefaultProduceTopic(j.Topic),
-		kgo.ProducerBatchCompression(codecs[j.Compression]),
+		kgo.ProducerBatchCompression(codec),
 		kgo.MaxBufferedRecords(buffered),
+	}
+	if j.Authority != "" {
+		certificate, err := os.ReadFile(j.Authority)
+		check(err)
+		trusted := x509.NewCertPool()
+		trusted.AppendCertsFromPEM(certificate)
+		options = append(options, kgo.DialTLSConfig(&tls.Config{RootCAs: trusted}))
 	}
 	if j.BatchSize != nil {
 		options = append(options, kgo.ProducerBatchMaxBytes(*j.BatchSize))
