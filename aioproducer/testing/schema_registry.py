@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import re
-import signal
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
@@ -182,11 +181,11 @@ class SchemaRegistry:
 
     def pause(self) -> None:
         """Pause the registry (SIGSTOP): it accepts connections, but it does not answer."""
-        self._running().send_signal(signal.SIGSTOP)
+        self._held.children.pause(self._running())
 
     def resume(self) -> None:
         """Resume a paused registry (SIGCONT)."""
-        self._running().send_signal(signal.SIGCONT)
+        self._held.children.resume(self._running())
 
     @property
     def _held(self) -> Resources:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import subprocess
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -239,13 +238,13 @@ class ApacheKafka:
     def pause(self, node_id: int) -> None:
         """Pause a broker (SIGSTOP): its connections stay open, but it does not answer."""
         broker = self._broker(node_id)
-        self._process(broker).send_signal(signal.SIGSTOP)
+        self._held.children.pause(self._process(broker))
         broker.is_paused = True
 
     def resume(self, node_id: int) -> None:
         """Resume a paused broker (SIGCONT)."""
         broker = self._broker(node_id)
-        self._process(broker).send_signal(signal.SIGCONT)
+        self._held.children.resume(self._process(broker))
         broker.is_paused = False
 
     async def stop_broker(self, node_id: int) -> None:

@@ -92,6 +92,19 @@ class ChildProcesses:
         self._forget(process)
         return code
 
+    def pause(self, process: subprocess.Popen[bytes]) -> None:
+        """Pause `process` (SIGSTOP), and return when all its threads have stopped, or if it has ended.
+
+        Without `os.waitid` (macOS before Python 3.13), its threads may run on for some milliseconds.
+        """
+        process.send_signal(signal.SIGSTOP)
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self, process: subprocess.Popen[bytes]) -> None:
+        """Resume a paused process (SIGCONT)."""
+        process.send_signal(signal.SIGCONT)
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """End `process` immediately, without awaiting."""
         process.kill()

@@ -32,16 +32,46 @@ def children():
 # Children
 
 
+def thread_states(pid: int) -> list[str]:
+    """The states of a process's threads: R runs, T has stopped, Z has ended."""
+    return [thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
+
+
 async def test_children_end_with_their_owner(tmp_path):
     children = ChildProcesses()
     sleepers = [children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log") for _ in range(3)]
     stopped = children.spawn(["sleep", "1000"], directory=tmp_path, log=tmp_path / "log")
-    stopped.send_signal(signal.SIGSTOP)
+    children.pause(stopped)
 
     children.end()
 
     assert not any(is_alive(sleeper.pid) for sleeper in sleepers)
     assert not is_alive(stopped.pid)
+
+
+async def test_all_threads_have_stopped_when_pause_returns(children, tmp_path):
+    """The system stops the threads of a process one after the other, so one of them could still answer a request."""
+    hashing = "import hashlib, threading; data = bytes(1 << 20)\n"
+    hashing += "def work():\n    while True: hashlib.sha256(data)\n"
+    hashing += "for _ in range(8): threading.Thread(target=work).start()"
+    worker = children.spawn([sys.executable, "-c", hashing], directory=tmp_path, log=tmp_path / "log")
+    await until(lambda: len(thread_states(worker.pid)) == 9)
+
+    for _ in range(10):
+        children.pause(worker)
+        assert thread_states(worker.pid) == ["T"] * 9
+        children.pause(worker)  # a second time changes nothing
+        children.resume(worker)
+        await until(lambda: "R" in thread_states(worker.pid))
+
+
+async def test_pause_returns_if_the_process_has_ended(children, tmp_path):
+    finished = children.spawn(["true"], directory=tmp_path, log=tmp_path / "log")
+    await until(lambda: thread_states(finished.pid) == ["Z"])
+
+    children.pause(finished)
+
+    assert await children.wait(finished) == 0
 
 
 @pytest.mark.promise("Test clusters", "`ApacheKafka` is a real broker from pip alone")
