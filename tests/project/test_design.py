@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"`(test_\w+)`", text))
 
 
+@functools.cache
 def existing_tests() -> set[str]:
     names = set()
     for path in (ROOT / "tests").rglob("test_*.py"):

@@ -708,7 +708,9 @@ def test_each_step_of_a_records_path_is_in_the_code():
     design = (ROOT / "DESIGN.md").read_text().split("## 2. ")[1].split("### ")[0]
     stops = re.findall(r"^\| \d+ \| ([^|]+) \|", design, re.MULTILINE)
     source = "\n".join(
-        path.read_text() for path in (ROOT / "aioproducer").rglob("*") if path.suffix in (".py", ".pyx")
+        path.read_text()
+        for path in (ROOT / "aioproducer").rglob("*")
+        if path.suffix in (".py", ".pyx", ".pxi")
     )
     defined = set(
         re.findall(r"^\s*(?:async )?(?:def|cdef|cpdef|class)\b[^(:\n]*?(\w+)\s*[(:]", source, re.MULTILINE)

@@ -758,6 +758,30 @@ async def test_records_that_the_broker_names_fail_alone_and_the_others_are_sent_
     assert stage.metrics.records_acked == 2
 
 
+async def test_records_that_the_broker_names_are_counted_without_those_that_were_left_out():
+    stage = Stage()
+    deliveries = [stage.bench.send() for _ in range(4)]
+    batch = deliveries[0].batch
+    stage.accumulator.withdraw(deliveries[1], TimeoutError("its own"))
+    stage.accumulator.complete_first(batch.queue)
+    stage.accumulator.take(batch.queue)
+    batch.queue.sequence = stage.idempotence.sequence_of(None, UUID(int=TOPIC_ID), 0)
+    batch.queue.sequence.adopt(stage.identity)
+    batch.number(stage.identity, 0)
+    batch.mark_sent(0)
+
+    stage.answer(
+        batch, error_code=Code.INVALID_RECORD, record_errors=[NamedRecord(batch_index=1)], error_message="bad"
+    )
+
+    [rest] = batch.queue.batches
+    stage.send_again(rest)
+    stage.answer(rest, base_offset=10)
+    assert [deliveries[number].result().offset for number in (0, 3)] == [10, 11]
+    assert str(deliveries[1].exception()) == "its own"
+    assert "INVALID_RECORD: bad" in str(deliveries[2].exception())
+
+
 @pytest.mark.parametrize("named", [[], [0, 1]], ids=["none", "all"])
 async def test_a_batch_fails_as_a_whole_if_none_or_all_of_its_records_are_named(named):
     stage = Stage()
@@ -816,6 +840,18 @@ async def test_a_final_error_fails_all_records_of_the_batch():
     assert (event.records, event.base_offset, event.outcome) == (2, None, Outcome.NOT_PERSISTED)
     assert str(event.error) == str(error)
     assert event.seconds == pytest.approx(0, abs=0.5)
+
+
+async def test_a_record_that_ended_before_a_final_error_keeps_its_own_error():
+    stage = Stage()
+    batch, delivery = stage.sent(records=2)
+    second = batch.delivery(1)
+    stage.accumulator.end_record(delivery, TimeoutError("its own"))
+
+    stage.answer(batch, error_code=Code.TOPIC_AUTHORIZATION_FAILED)
+
+    assert str(delivery.exception()) == "its own"
+    assert "TOPIC_AUTHORIZATION_FAILED" in str(second.exception())
 
 
 async def test_an_unknown_error_leaves_its_records_in_doubt():

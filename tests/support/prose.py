@@ -55,12 +55,14 @@ PARTS = [
     "examples",
     "benchmarks",
     "tests/campaigns",
+    "tools",
     "tests/end_to_end",
     "tests/support",
     "tests/testing",
     "README.md",
     "DESIGN.md",
     "SECURITY.md",
+    "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]  # fmt: skip
 """Parts of the project, each counted separately; `aioproducer` and `tests` mean only the files directly in them."""
@@ -143,6 +145,8 @@ def prose_of_markdown(source: str) -> Iterator[Prose]:
                 yield Prose(number, text, is_opening=False)
 
 
+BUILT = {".venv", "build"}
+"""Directories with files that are not the project's own."""
 READERS = {".py": prose_of_python, ".pyx": prose_of_cython, ".pxi": prose_of_cython, ".md": prose_of_markdown}
 
 
@@ -154,7 +158,7 @@ def files_of(part: str) -> list[Path]:
     return sorted(
         file
         for file in files
-        if file.suffix in READERS and ".venv" not in file.parts and file.name != SAMPLES
+        if file.suffix in READERS and not BUILT & set(file.relative_to(ROOT).parts) and file.name != SAMPLES
     )
 
 

@@ -457,7 +457,7 @@ def test_logs_of_this_projects_own_clusters_are_also_named(project):
             assert False
     """
 
-    told = run_pytest(project(tests))
+    told = run_pytest(project(tests), "-o", "markers=slow: takes long")
 
     assert "Kafka's logs are kept in where-they-are\n" in told, told
 

@@ -57,6 +57,7 @@ class Cluster:
         self.requests: list[Message] = []
         self.code_of_init = 0
         self.producer_id = 7
+        self.epoch = 5
         self.epoch_after_end: int | None = None
         self.fetch_codes = [0, 0]
         self.committed_offsets: list[int] = [-1, -1]
@@ -102,7 +103,7 @@ class Cluster:
             return AddOffsetsToTxnResponse()
         if request.api_key == ApiKey.INIT_PRODUCER_ID:
             return InitProducerIdResponse(
-                error_code=self.code_of_init, producer_id=self.producer_id, producer_epoch=5
+                error_code=self.code_of_init, producer_id=self.producer_id, producer_epoch=self.epoch
             )
         if request.api_key == ApiKey.OFFSET_FETCH:
             places = [
@@ -303,10 +304,11 @@ async def test_an_export_takes_no_new_epoch_once_another_partition_is_about_to_j
     assert not begun.transaction.may_drain(*PLACES[1])
     begun.coordinator.add_partitions()
 
-    error = await error_of(begun.coordinator.export(PLACES[:1]))
+    error = await error_of(begun.coordinator.export([TopicPartition("unwritten", 0), PLACES[0]]))
 
     assert isinstance(error, IllegalStateError)
-    assert "written to in an earlier transaction of the same producer epoch" in str(error)
+    place = f"{PLACES[0].topic}-{PLACES[0].partition}"
+    assert f"{place} was written to in an earlier transaction of the same producer epoch" in str(error)
     await begun.coordinator.ended()
     assert begun.cluster.asked == [ApiKey.ADD_PARTITIONS_TO_TXN]
     assert begun.transaction.state is TransactionState.IN_TRANSACTION
@@ -462,10 +464,11 @@ async def test_a_fence_waits_until_the_buffered_records_have_failed():
     assert begun.cluster.asked == [ApiKey.INIT_PRODUCER_ID]
 
 
-async def test_a_fence_that_gets_no_epoch_raises_the_error_of_the_transaction():
+@pytest.mark.parametrize(("producer_id", "epoch"), [(-1, 5), (7, -1)])
+async def test_a_fence_that_gets_no_epoch_raises_the_error_of_the_transaction(producer_id, epoch):
     begun = Begun()
     await begun.send_offsets()
-    begun.cluster.producer_id = -1
+    begun.cluster.producer_id, begun.cluster.epoch = producer_id, epoch
 
     error = await error_of(begun.coordinator.fence())
 

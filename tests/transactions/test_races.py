@@ -386,7 +386,7 @@ async def test_a_commit_waits_for_offsets_in_flight_and_fails_with_them(version)
 @pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 async def test_an_end_request_is_sent_after_both_requests_of_offsets_in_flight(commit):
-    async with transactional(1) as (cluster, producer):
+    async with transactional(1, request_timeout_ms=3_000_000 * MS) as (cluster, producer):
         answer = asyncio.Event()
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
