@@ -29,7 +29,7 @@ test: setup
 
 # What `make test` leaves out: tests that wait for processes, for real time or for many schedules.
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow $(TESTS) $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -105,7 +105,9 @@ class RealKafka:
 
     def stored_bytes(self, topic: str) -> int:
         """Return the size of a topic's log files: the batches as the client has compressed them."""
-        return sum(file.stat().st_size for file in self._kafka.directory.rglob(f"{topic}-*/*.log"))
+        # Only its own directories are opened: those of deleted topics may vanish at any moment.
+        logs = self._kafka.directory.glob(f"node-*/data/{topic}-*/*.log")
+        return sum(file.stat().st_size for file in logs)
 
     def check(self, job: Job, sent: int) -> None:
         """Raise ReadBackError unless the log contains exactly the records that were sent."""

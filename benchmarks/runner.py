@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -180,4 +181,8 @@ def measure_all(
             found.results.append(run_one(cell))
         except MeasurementError as error:
             found.failures.append(str(error))
-            print(f"FAILED {cell.name}: {error}", file=sys.stderr, flush=True)
+        except Exception as error:  # a defect of the benchmark, which does not affect other measurements
+            found.failures.append(f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+        if found.failures:
+            print(f"FAILED {cell.name}: {found.failures[0]}", file=sys.stderr, flush=True)

@@ -123,6 +123,17 @@ def pytest_collection() -> Iterator[None]:
 
 
 LONGEST = [
+    # the slow ones, of `make test-all`
+    "tests/spark/test_crashes.py",
+    "tests/spark/test_oldest.py",
+    "tests/project/test_spark_benchmark.py",
+    "tests/spark/test_apache_spark.py",
+    "tests/spark/test_apache_use.py",
+    "tests/project/test_pipeline.py",
+    "tests/end_to_end/test_apache_transform.py",
+    "tests/campaigns/test_chaos.py",
+    "tests/end_to_end/test_endurance.py",
+    # the others, of `make test`
     "tests/spark/test_sink.py",
     "tests/end_to_end/test_apache_producer.py",
     "tests/testing/embedded/test_conformance.py",

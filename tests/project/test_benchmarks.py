@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -469,6 +471,44 @@ def test_a_failed_measurement_says_why_and_does_not_affect_others():
 
     assert figures[cells[0]].failures == ["KeyError: 'nonsense'"]
     assert figures[cells[1]].counts
+
+
+def test_a_defect_of_the_benchmark_fails_one_measurement_and_not_the_run(capsys):
+    def run_one(cell: Cell) -> dict[str, float]:
+        if cell is cells[0]:
+            raise FileNotFoundError("it was there a moment ago")
+        return {"cpu_us": 1.0}
+
+    cells = [Cell("throughput", row, OURS, Job("encoding", OURS), 1) for row in ("first", "second")]
+    figures: dict[Cell, Figures] = {}
+
+    runner.measure_all(cells, figures, run_one)
+
+    assert figures[cells[0]].failures == ["FileNotFoundError: it was there a moment ago"]
+    assert figures[cells[1]].results == [{"cpu_us": 1.0}]
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert f"FAILED {cells[0].name}: FileNotFoundError: it was there a moment ago" in told
+
+
+def test_the_size_of_a_log_is_read_while_other_topics_are_deleted(tmp_path, monkeypatch):
+    data = tmp_path / "node-0" / "data"
+    for name in ("measured-3-0", "measured-3-1", "measured-35-0", "measured-2-0.5e95-delete"):
+        (data / name).mkdir(parents=True)
+        (data / name / "00000000000000000000.log").write_bytes(b"x" * 100)
+        (data / name / "00000000000000000000.index").write_bytes(b"x")
+    listed = os.scandir
+
+    def without_the_deleted(path):
+        if "-delete" in str(path):
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    kafka = real_kafka.RealKafka()
+    monkeypatch.setattr(kafka, "_kafka", SimpleNamespace(directory=tmp_path))
+    monkeypatch.setattr(os, "scandir", without_the_deleted)
+
+    assert kafka.stored_bytes("measured-3") == 200
 
 
 @pytest.mark.promise(

@@ -98,7 +98,7 @@ class ChildProcesses:
         Without `os.waitid` (macOS before Python 3.13), its threads may run on for some milliseconds.
         """
         process.send_signal(signal.SIGSTOP)
-        if hasattr(os, "waitid"):
+        if process.returncode is None and hasattr(os, "waitid"):
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self, process: subprocess.Popen[bytes]) -> None:

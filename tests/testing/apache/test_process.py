@@ -34,7 +34,10 @@ def children():
 
 def thread_states(pid: int) -> list[str]:
     """The states of a process's threads: R runs, T has stopped, Z has ended."""
-    return [thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [
+        thread.read_text().rpartition(")")[2].split()[0]
+        for thread in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
 
 
 async def test_children_end_with_their_owner(tmp_path):
