@@ -152,6 +152,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are processors, since a third of the time the tests wait."""
     return (os.cpu_count() or 1) + 1

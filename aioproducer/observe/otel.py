@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import baggage, propagate, trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context, get_current
 from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
     BaseInstrumentor,
 )
@@ -136,12 +137,13 @@ class _SendTracer:
                 name, attributes = self._of_topic[topic]
             except (KeyError, TypeError):
                 name, attributes = self._describe(topic)
-            span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
+            current = get_current()  # once, because the SDK would look it up three times
+            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
             if not span.is_recording():
-                return _unrecorded(headers, span)
+                return _unrecorded(headers, span, current)
             if value is None:
                 span.set_attribute("messaging.kafka.message.tombstone", True)
-            headers = _with_context(headers, span)
+            headers = _with_context(headers, span, current)
             if self._capture_key and key is not None:
                 span.set_attribute("messaging.kafka.message.key", _text(key))
             return _SendSpan(span, headers, self)
@@ -256,14 +258,15 @@ def _is_named(header: Any, names: tuple[str, ...]) -> bool:
 _SETTER = _HeaderSetter()
 
 
-def _with_context(headers: Any, span: Span) -> Any:
+def _with_context(headers: Any, span: Span, current: Context) -> Any:
     """Return the user's headers, and the headers that carry the span's context. Leave invalid headers for `send` to
-    reject."""
+    reject. `current` is the caller's context, which may have baggage."""
     if headers is not None and type(headers) not in (list, tuple):
         return headers
     carrier = [*(headers or ())]
     context = span.get_span_context()
-    if _is_w3c(propagate.get_global_textmap()) and not context.trace_state and not baggage.get_all():
+    has_baggage = current and baggage.get_all(current)
+    if _is_w3c(propagate.get_global_textmap()) and not context.trace_state and not has_baggage:
         # What the propagator would do, in half the time.
         if carrier:
             carrier = [header for header in carrier if not _is_named(header, _W3C)]
@@ -274,7 +277,7 @@ def _with_context(headers: Any, span: Span) -> Any:
             )
         )
     else:
-        propagate.inject(carrier, trace.set_span_in_context(span), _SETTER)
+        propagate.inject(carrier, trace.set_span_in_context(span, current), _SETTER)
     return carrier
 
 
@@ -288,12 +291,12 @@ def _is_w3c(propagator: TextMapPropagator) -> bool:
     ]
 
 
-def _unrecorded(headers: Any, span: Span) -> list[tuple[str, bytes | None]] | None:
+def _unrecorded(headers: Any, span: Span, current: Context) -> list[tuple[str, bytes | None]] | None:
     """Return the headers of a call that is not recorded: consumers learn from them that they need not record either.
     Without an SDK and without a parent there is nothing to learn."""
     if not span.get_span_context().is_valid:
         return None
-    headers = _with_context(headers, span)
+    headers = _with_context(headers, span, current)
     return headers if type(headers) is list else None
 
 

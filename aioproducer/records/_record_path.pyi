@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioproducer.errors import KafkaError
-from aioproducer.types import Data, Headers, TopicPartition
+from aioproducer.types import Data, Headers, ProducerRecord, TopicPartition
 
 if TYPE_CHECKING:
     from aioproducer.observe.tracing import SendSpan, SendTracer
@@ -25,6 +25,9 @@ LARGE_RECORD: int
 def whole_number(value: object) -> int | None: ...
 def murmur2(key: Data) -> int: ...
 def spare_memory() -> int: ...
+def intercepted(
+    interceptors: Interceptors, methods: list[Callable[[ProducerRecord], object]], record: ProducerRecord
+) -> ProducerRecord: ...
 
 class BufferMemory:
     total: int

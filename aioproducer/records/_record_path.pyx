@@ -49,7 +49,7 @@ from aioproducer.errors import (
     UnknownPartitionError, WrongLoopError,
 )
 from aioproducer.records.pending_record import PendingRecord
-from aioproducer.types import ProducerRecord, TopicPartition
+from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, TopicPartition
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -1199,6 +1199,7 @@ cdef class RecordPath:
     cdef UserSerializer of_value
     cdef UserSerializer of_key
     cdef object interceptors       # records.interceptors.Interceptors, or None
+    cdef list on_send              # their methods, or None
     cdef bint want_results         # the interceptors have an on_acknowledgement
     cdef object metadata
 
@@ -1227,6 +1228,7 @@ cdef class RecordPath:
         self.of_value = of_value
         self.of_key = of_key
         self.interceptors = interceptors
+        self.on_send = None if interceptors is None else interceptors.methods
         self.want_results = interceptors is not None and interceptors.want_results
         self.metadata = metadata
         self.runs_user_code = of_value is not None or of_key is not None or interceptors is not None
@@ -1446,9 +1448,10 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
     try:
         check_may_append(self)
         if self.interceptors is not None:
-            record = self.interceptors.on_send(
+            record = call_interceptors(
+                self.interceptors, self.on_send,
                 _new_tuple(ProducerRecord, (topic, value, key, partition, timestamp_ms, headers, None)))
-            topic, value, key, partition, timestamp_ms, headers, _ = record
+            topic, value, key, partition, timestamp_ms, headers, _ = <tuple>record
         if of_value is None and of_key is None:
             delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
         elif find(self, topic, partition) is not None:    # nothing is serialized while the topic is unknown

@@ -4,6 +4,7 @@
 #     SerializationContext   the second argument of a serializer
 #     Serialization          the serializers of one record: the value's, then the key's
 #     Waiting                an async serializer's result that must still be awaited
+#     call_interceptors      passes a record through the interceptors
 
 TAKES_VALUE = 0                # f(value)
 TAKES_CONTEXT = 1              # f(value, context)
@@ -203,3 +204,25 @@ cdef int new_context(Serialization self, UserSerializer serializer) except -1:
     context.headers = list_of_headers(headers_of(self))
     self.context = context
     return 0
+
+
+cdef object call_interceptors(interceptors, list methods, record):
+    """Pass a record through the on_send `methods` of the interceptors, and return the resulting record."""
+    for method in methods:
+        try:
+            result = method(record)
+        except ENDS_OF_THE_PROGRAM:
+            raise
+        except BaseException:
+            interceptors.note_failure(method)
+            continue
+        if type(result) is ProducerRecord or isinstance(result, ProducerRecord):
+            record = result
+        else:
+            interceptors.note_wrong_result(method, result)
+    return record
+
+
+def intercepted(interceptors, list methods not None, record not None):
+    """Pass a record through the on_send `methods` of the interceptors, and return the resulting record."""
+    return call_interceptors(interceptors, methods, record)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from aioproducer.observe.client_log import ClientLog
-from aioproducer.records._record_path import Delivery, RecordMetadata
+from aioproducer.records._record_path import Delivery, RecordMetadata, intercepted
 from aioproducer.types import ENDS_OF_THE_PROGRAM, ProducerRecord, qualified_name, takes_second
 
 
@@ -41,7 +41,8 @@ class Interceptors:
 
     def __init__(self, interceptors: Sequence[Interceptor], log: ClientLog) -> None:
         self._log = log
-        self._on_send: list[Callable[[ProducerRecord], object]] = _methods(interceptors, "on_send")
+        self.methods: list[Callable[[ProducerRecord], object]] = _methods(interceptors, "on_send")
+        """The on_send methods, which the compiled record path calls directly."""
         self._on_acknowledgement = [
             (call, takes_second(call, "record", or_any=True))
             for call in _methods(interceptors, "on_acknowledgement")
@@ -50,31 +51,25 @@ class Interceptors:
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         """Pass a record through all interceptors and return the resulting record."""
-        for call in self._on_send:
-            try:
-                result = call(record)
-            except ENDS_OF_THE_PROGRAM:
-                raise
-            except BaseException:
-                self._log.warning(
-                    "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
-                )
-                continue
-            if isinstance(result, ProducerRecord):
-                record = result
-                continue
-            _close(result)
-            self._log.warning(
-                "the interceptor %s returned %s instead of a ProducerRecord and is skipped; on_send must return the "
-                "record and can't be async",
-                qualified_name(call),
-                type(result).__name__,
-            )
-        return record
+        return intercepted(self, self.methods, record)
+
+    def note_failure(self, method: Callable[..., object]) -> None:
+        """Log the exception of an interceptor, which is being handled."""
+        self._log.warning("the interceptor %s raised and is skipped", qualified_name(method), exc_info=True)
+
+    def note_wrong_result(self, method: Callable[..., object], result: object) -> None:
+        """Log that an interceptor did not return a record."""
+        _close(result)
+        self._log.warning(
+            "the interceptor %s returned %s instead of a ProducerRecord and is skipped; on_send must return the "
+            "record and can't be async",
+            qualified_name(method),
+            type(result).__name__,
+        )
 
     @property
     def is_empty(self) -> bool:
-        return not self._on_send and not self._on_acknowledgement
+        return not self.methods and not self._on_acknowledgement
 
     @property
     def want_results(self) -> bool:
@@ -88,9 +83,7 @@ class Interceptors:
             except ENDS_OF_THE_PROGRAM:
                 raise
             except BaseException:
-                self._log.warning(
-                    "the interceptor %s raised and is skipped", qualified_name(call), exc_info=True
-                )
+                self.note_failure(call)
                 continue
             if _close(returned):
                 self._log.warning(

@@ -448,7 +448,7 @@ async def test_metadata_serializers_partitioner_size_check_and_append_come_in_th
         key_serializer=serialize_key,
         partitioner=partition,
         max_request_size=4000,
-        max_block_ms=50,
+        max_block_ms=300_000 * MS,
     ) as (_, producer):
         with pytest.raises(MetadataTimeoutError):
             await producer.send("unknown", b"v", b"k")

@@ -302,7 +302,7 @@ async def test_headers():
 
 async def test_an_unknown_topic():
     async with aiokafka_producing(
-        request_timeout_ms=200, max_block_ms=50, allow_auto_create_topics=False
+        request_timeout_ms=200, max_block_ms=300_000 * MS, allow_auto_create_topics=False
     ) as (
         _,
         producer,
