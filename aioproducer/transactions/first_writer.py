@@ -150,9 +150,10 @@ class FirstWriter:
 
     def _too_late(self, waiting: set[TopicPartition]) -> TransactionTimeoutError:
         place = min(waiting)
+        why = "no leader is known" if self._last_error is None else f"the last error was: {self._last_error}"
         return TransactionTimeoutError(
             f"the leader of {place.topic}-{place.partition} did not list its writers within "
-            f"{self._config.max_block:g} s (max_block_ms); the last error was: {self._last_error}",
+            f"{self._config.max_block:g} s (max_block_ms); {why}",
             transactional_id=self._handle.transactional_id,
         )
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+from types import SimpleNamespace
+
 import pytest
 
 from aioproducer import DeliveryError, Producer, TopicPartition, TransactionAbortableError
+from aioproducer.errors import TransactionTimeoutError
 from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import DescribeProducersResponse
 from aioproducer.transactions.first_writer import FirstWriter
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.sending.test_sender_topics import serve
 from tests.support.producing import QUICK, within
+from tests.support.scripted_broker import make_config
 from tests.transactions.test_calls import committed, transactional
 
 PLACES = [TopicPartition("t", 0), TopicPartition("t", 1)]
@@ -140,3 +147,56 @@ async def test_without_an_answer_nothing_is_written(version, fault, text):
                 await within(10, one.send_and_wait("t", b"1", partition=0))
 
         assert cluster.records("t") == []
+
+
+class Alone:
+    """The check of one participant, with a cluster of which it knows only the leader of each partition, if any."""
+
+    def __init__(self, leader: int | None) -> None:
+        self.leader = leader
+        self.updates: list[float] = []
+        """The times of the requests for metadata."""
+        partition = None if leader is None else SimpleNamespace(leader=leader)
+        self.check = FirstWriter(
+            make_config(max_block_ms=1000, retry_backoff_ms=100),
+            self,
+            SimpleNamespace(
+                cluster=SimpleNamespace(partition=lambda topic, number: partition),
+                request_update=lambda: self.updates.append(asyncio.get_running_loop().time()),
+            ),
+            Random(1),
+            SimpleNamespace(transactional_id="tx", producer_id=1, epoch=1),
+        ).check
+
+    async def request_node(self, leader, request, timeout):
+        partitions = [
+            DescribeProducersResponse.PartitionResponse(partition_index=number)
+            for number in request.topics[0].partition_indexes
+        ]
+        return DescribeProducersResponse(
+            topics=[DescribeProducersResponse.TopicResponse(name="t", partitions=partitions)]
+        )
+
+
+@in_virtual_time
+async def test_partitions_without_a_leader_are_waited_for_until_max_block():
+    alone = Alone(leader=None)
+    began = asyncio.get_running_loop().time()
+
+    with pytest.raises(TransactionTimeoutError, match=r"leader of t-0 .* within 1 s .*; no leader is known"):
+        await alone.check(PLACES)
+
+    assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.01)
+    pauses = [later - earlier for earlier, later in zip(alone.updates, alone.updates[1:], strict=False)]
+    assert 0.08 <= pauses[0] <= 0.12  # retry_backoff_ms, +-20 %
+
+
+@in_virtual_time
+async def test_nothing_is_waited_for_after_the_last_answer():
+    alone = Alone(leader=0)
+    began = asyncio.get_running_loop().time()
+
+    await alone.check(PLACES)
+
+    assert asyncio.get_running_loop().time() == began
+    assert alone.updates == []

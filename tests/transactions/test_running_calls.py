@@ -75,6 +75,26 @@ async def test_the_same_call_made_again_joins_the_running_one():
     assert stage.wake.is_set()
 
 
+async def test_a_caller_that_is_not_a_task_may_also_be_cancelled():
+    """A coroutine can be run by other means, which throw the exception into it."""
+    stage = Stage()
+    stage.calls.start("commit", stage.work())
+    caller = stage.calls.join("commit")
+
+    def run() -> None:  # a callback of the loop: there is no current task
+        caller.send(None)
+        with pytest.raises(asyncio.CancelledError):
+            caller.throw(asyncio.CancelledError())
+
+    asyncio.get_running_loop().call_soon(run)
+    await turns()
+    assert stage.complaints == []
+
+    stage.end.set()
+    await turns()
+    assert stage.calls.has_succeeded_unseen("commit")
+
+
 async def test_cancelled_caller_does_not_cancel_the_call():
     stage = Stage()
     await stage.cancel(await stage.caller())
