@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
 
@@ -187,8 +188,10 @@ async def test_partitions_without_a_leader_are_waited_for_until_max_block():
         await alone.check(PLACES)
 
     assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.01)
-    pauses = [later - earlier for earlier, later in zip(alone.updates, alone.updates[1:], strict=False)]
-    assert 0.08 <= pauses[0] <= 0.12  # retry_backoff_ms, +-20 %
+    pauses = [later - earlier for earlier, later in pairwise(alone.updates)]
+    assert 0.08 <= pauses[0] <= 0.12  # retry_backoff_ms, +-20 %, and then twice as long each time
+    assert 0.16 <= pauses[1] <= 0.24
+    assert 0.32 <= pauses[2] <= 0.48
 
 
 @in_virtual_time
