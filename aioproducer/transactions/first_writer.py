@@ -98,13 +98,11 @@ class FirstWriter:
         )
         try:
             response = await self._brokers.request_node(leader, request, self._config.request_timeout)
-        except UnsupportedVersionError as error:
-            raise UnsupportedVersionError(
-                f"log_append_time=True needs Kafka 2.8 or later, to list the writers of a partition: {error}"
-            ) from error
         except KafkaError as error:
-            if decide_failure(failure_of(error)).action is Action.FAIL:
-                raise
+            if decide_failure(failure_of(error)).action is Action.FAIL:  # no common version
+                raise UnsupportedVersionError(
+                    f"log_append_time=True needs Kafka 2.8 or later, to list the writers of a partition: {error}"
+                ) from error
             self._last_error = error
             return set()
         return self._read(set(places), response)

@@ -14,6 +14,7 @@ from aioproducer.errors import TransactionTimeoutError
 from aioproducer.protocol.api import ApiKey, VersionRange
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import DescribeProducersResponse
+from aioproducer.records.accumulator import NO_NODE
 from aioproducer.transactions.first_writer import FirstWriter
 from tests.conftest import MS, in_virtual_time
 from tests.sending.test_sender_topics import serve
@@ -179,9 +180,10 @@ class Alone:
         )
 
 
+@pytest.mark.parametrize("leader", [None, NO_NODE])
 @in_virtual_time
-async def test_partitions_without_a_leader_are_waited_for_until_max_block():
-    alone = Alone(leader=None)
+async def test_partitions_without_a_leader_are_waited_for_until_max_block(leader):
+    alone = Alone(leader)
     began = asyncio.get_running_loop().time()
 
     with pytest.raises(TransactionTimeoutError, match=r"leader of t-0 .* within 1 s .*; no leader is known"):
