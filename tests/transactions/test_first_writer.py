@@ -186,9 +186,11 @@ async def test_partitions_without_a_leader_are_waited_for_until_max_block(leader
     alone = Alone(leader)
     began = asyncio.get_running_loop().time()
 
-    with pytest.raises(TransactionTimeoutError, match=r"leader of t-0 .* within 1 s .*; no leader is known"):
+    text = r"leader of t-0 .* within 1 s .*; no leader is known"
+    with pytest.raises(TransactionTimeoutError, match=text) as caught:
         await alone.check(PLACES)
 
+    assert caught.value.transactional_id == "tx"
     assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.01)
     pauses = [later - earlier for earlier, later in pairwise(alone.updates)]
     assert 0.08 <= pauses[0] <= 0.12  # retry_backoff_ms, +-20 %, and then twice as long each time
