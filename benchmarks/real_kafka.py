@@ -105,7 +105,7 @@ class RealKafka:
 
     def stored_bytes(self, topic: str) -> int:
         """Return the size of a topic's log files: the batches as the client has compressed them."""
-        # Only its own directories are opened: those of deleted topics may vanish at any moment.
+        # This opens only the topic's own directories, since those of deleted topics can vanish at any moment.
         logs = self._kafka.directory.glob(f"node-*/data/{topic}-*/*.log")
         return sum(file.stat().st_size for file in logs)
 

@@ -216,7 +216,7 @@ cdef object call_interceptors(interceptors, list methods, record):
         except BaseException:
             interceptors.note_failure(method)
             continue
-        if type(result) is ProducerRecord or isinstance(result, ProducerRecord):
+        if isinstance(result, ProducerRecord):
             record = result
         else:
             interceptors.note_wrong_result(method, result)

@@ -42,14 +42,14 @@ def test_the_table_counts_the_faults_and_the_rows(tmp_path):
     log.add(ONE)
     log.add(replace(ONE, faults=("F1",)))
 
-    told = printed(tmp_path / "log")
+    text = printed(tmp_path / "log")
 
-    assert '(`make chaos-spark ARGS="--kafka apache --executors --topics 3"`;' in told
+    assert '(`make chaos-spark ARGS="--kafka apache --executors --topics 3"`;' in text
     assert (
-        "3 faults struck them, and 4 processes were killed. Of 320 rows, none was lost or duplicated." in told
+        "3 faults struck them, and 4 processes were killed. Of 320 rows, none was lost or duplicated." in text
     )
-    assert "| the driver was killed before it planned a batch | 2 |" in told
-    assert "| an executor was killed while its task was writing rows | 1 |" in told
+    assert "| the driver was killed before it planned a batch | 2 |" in text
+    assert "| an executor was killed while its task was writing rows | 1 |" in text
 
 
 def test_a_broken_run_is_told(tmp_path):

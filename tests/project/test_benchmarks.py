@@ -486,9 +486,9 @@ def test_a_defect_of_the_benchmark_fails_one_measurement_and_not_the_run(capsys)
 
     assert figures[cells[0]].failures == ["FileNotFoundError: it was there a moment ago"]
     assert figures[cells[1]].results == [{"cpu_us": 1.0}]
-    told = capsys.readouterr().err
-    assert "Traceback" in told
-    assert f"FAILED {cells[0].name}: FileNotFoundError: it was there a moment ago" in told
+    errors = capsys.readouterr().err
+    assert "Traceback" in errors
+    assert f"FAILED {cells[0].name}: FileNotFoundError: it was there a moment ago" in errors
 
 
 def test_the_size_of_a_log_is_read_while_other_topics_are_deleted(tmp_path, monkeypatch):
