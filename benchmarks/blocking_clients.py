@@ -109,7 +109,7 @@ def services_callback(job: Job) -> Result:
         producer.flush()
 
     result = complete(job, timed(job, push), on_delivery.count)
-    added: list[float] = []
+    measured = []
     if (own := services.own_calls(job)) is not None:
         call, pairs = own
         for _, value in pairs:
@@ -117,17 +117,19 @@ def services_callback(job: Job) -> Result:
         producer.flush()
         for _ in services.rounds(job):
             began = cpu_seconds()
+            push(job.window)
+            whole = cpu_seconds()
             for given, value in pairs:
                 if given is not None:
                     produce(topic, value, on_delivery=on_delivery)
             producer.flush()
-            between = cpu_seconds()
+            without = cpu_seconds()
             for given, value in pairs:
                 if call(given) is not None:
                     produce(topic, value, on_delivery=on_delivery)
             producer.flush()
-            added.append(cpu_seconds() - between - (between - began))
-    return services.with_own(job, result, added)
+            measured.append(services.Round(whole - began, without - whole, cpu_seconds() - without))
+    return services.with_own(job, result, measured)
 
 
 def pipelined_batches(job: Job) -> Result:

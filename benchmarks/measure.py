@@ -102,32 +102,38 @@ async def pipelined(job: Job, face: Face) -> Result:
 
 
 async def with_work(job: Job, face: Face) -> Result:
-    """Measure as `pipelined` does, and also what the user's own function adds to a loop that sends bytes."""
+    """Measure as `pipelined` does, and part the CPU time into the user's own function and the client."""
     has_metrics = services.WORKS[job.work].has_metrics and job.client == "aioproducer"
     scraping = asyncio.create_task(services.scrape()) if has_metrics else None
     result = await pipelined(job, face)
+    measured = [] if (own := services.own_calls(job)) is None else await in_rounds(job, face, *own)
     if scraping is not None:
         scraping.cancel()
-    added: list[float] = []
-    if (own := services.own_calls(job)) is not None:
-        function, pairs = own
-        plain = await OPEN[job.client](replace(job, work=""))
-        await plain.ready(job.topic)
-        send, topic = plain.send, job.topic
-        for delivery in [await send(topic, value) for _, value in pairs]:
+    return services.with_own(job, result, measured)
+
+
+async def in_rounds(
+    job: Job, face: Face, function: Callable[[Any], object], pairs: list[tuple[Any, bytes]]
+) -> list[services.Round]:
+    """Measure the job beside a loop that sends bytes, with and without calls of the user's own function."""
+    push, bytes_job = chunks(job, face), replace(job, work="")
+    plain = await OPEN[job.client](bytes_job)
+    await plain.ready(job.topic)
+    await chunks(bytes_job, plain)(job.window)
+    send, topic = plain.send, job.topic
+    measured = []
+    for _ in services.rounds(job):
+        began = cpu_seconds()
+        await push(job.window)
+        whole = cpu_seconds()
+        for delivery in [await send(topic, value) for given, value in pairs if given is not None]:
             await delivery
-        for _ in services.rounds(job):
-            began = cpu_seconds()
-            for delivery in [await send(topic, value) for given, value in pairs if given is not None]:
-                await delivery
-            between = cpu_seconds()
-            for delivery in [
-                await send(topic, value) for given, value in pairs if function(given) is not None
-            ]:
-                await delivery
-            added.append(cpu_seconds() - between - (between - began))
-        await plain.close()
-    return services.with_own(job, result, added)
+        without = cpu_seconds()
+        for delivery in [await send(topic, value) for given, value in pairs if function(given) is not None]:
+            await delivery
+        measured.append(services.Round(whole - began, without - whole, cpu_seconds() - without))
+    await plain.close()
+    return measured
 
 
 # ---- closed loop: each task awaits its record before it sends the next ----

@@ -183,16 +183,36 @@ def own_calls(job: Job) -> tuple[Callable[[Any], object], list[tuple[Any, bytes]
 
 
 def rounds(job: Job) -> range:
-    """Return the rounds in which the function is measured: one window with its calls and one without."""
+    """Return the rounds in which three windows are measured: of the job, of bytes, and of bytes beside the calls."""
     return range(max(LEAST_ROUNDS, job.records // 2 // job.window))
 
 
-def with_own(job: Job, result: Result, added: list[float]) -> Result:
-    """Add to a result the CPU time of a call of the user's own function, and that of the client without it.
+@dataclass(frozen=True)
+class Round:
+    """The CPU seconds of three windows that follow one another, so that a busy machine changes all of them."""
+
+    whole: float
+    plain: float
+    """The window sends bytes."""
+    calling: float
+    """The window sends bytes, and the user's own function is called for each record."""
+
+
+def with_own(job: Job, result: Result, measured: list[Round]) -> Result:
+    """Return a result whose CPU time is that of the rounds, parted into the user's own function and the client.
 
     Args:
-        added: the CPU seconds that the calls added to a window, in each round. It is empty without a function.
+        measured: empty without a function; then the client has the whole time.
     """
-    own_us = median(added) / job.window * 1e6 if added else 0.0
-    sent = job.window * (1 + 2 * len(added)) if added else 0  # the first window is a warm-up
-    return {**result, "own_us": own_us, "client_us": result["cpu_us"] - own_us, "sent": result["sent"] + sent}
+    if not measured:
+        return {**result, "own_us": 0.0, "client_us": result["cpu_us"]}
+    own = median(r.calling - r.plain for r in measured) / job.window * 1e6
+    client = median(r.whole - (r.calling - r.plain) for r in measured) / job.window * 1e6
+    sent = job.window * (1 + 3 * len(measured))  # the first window of bytes is a warm-up
+    return {
+        **result,
+        "cpu_us": own + client,
+        "own_us": own,
+        "client_us": client,
+        "sent": result["sent"] + sent,
+    }
