@@ -43,6 +43,8 @@ class Tally:
     lost: Counter[str] = field(default_factory=Counter)
     """Acknowledged records that are in no log, by producer: a lost leader can take them along with acks=1, and acks=0
     has no acknowledgements from brokers."""
+    ended_twice: list[str] = field(default_factory=list)
+    """Transactions that the brokers themselves committed in part."""
     recoveries: list[Recovery] = field(default_factory=list)
     latest: float = 0.0
     worst_lag: float = 0.0
@@ -67,6 +69,7 @@ class Tally:
         self.copied += (history.copies or Counter()).total()
         self.replaced += history.replaced
         self.lost.update(history.lost)
+        self.ended_twice += history.ended_twice.values()
         self.recoveries += history.recoveries
         self.latest = max(self.latest, history.latest)
         self.worst_lag = max(self.worst_lag, history.worst_lag)
@@ -82,6 +85,8 @@ def report(tally: Tally, took: float) -> str:
         f"{tally.ended.total()} transactions: {_counts(tally.ended)}; committed by {_counts(tally.levels)}",
         f"{tally.copied} records copied; the copier was replaced {tally.replaced} times in mid-transaction",
         f"acknowledged with less than acks=all, and lost: {_counts(tally.lost)}",
+        f"committed in part by the brokers, as their files prove: {len(tally.ended_twice)}",
+        *tally.ended_twice,
         f"errors that the producers met: {_counts(tally.errors)}",
         f"results came at most {tally.latest:.2f} s after their deadline, "
         f"and turns of the event loop at most {tally.worst_lag:.2f} s late",
@@ -160,7 +165,8 @@ async def _play_all(plans: list[Plan], seconds: float, tally: Tally) -> None:
                 f"{which} was not played to its end: {error!r}\nplay it again: {which.replay}"
             )
         tally.samples.append(of_this_process(time.monotonic() - began))
-        tell(f"{tally.told.total()} records so far, {len(tally.failures)} failures")
+        held = tally.samples[-1].held["MiB of memory"]
+        tell(f"{tally.told.total()} records so far, {len(tally.failures)} failures, {held:.1f} MiB")
 
 
 def _is_interrupted() -> bool:

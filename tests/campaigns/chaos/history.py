@@ -39,6 +39,8 @@ class ChaosHistory(History):
     """How often the copier was replaced."""
     acks_of: dict[str, int] = field(default_factory=dict)
     """Producers with less than acks=all."""
+    ended_twice: dict[int, str] = field(default_factory=dict)
+    """For each transaction that the brokers themselves committed in part, by its number, how they did that."""
     lost: Counter[str] = field(default_factory=Counter)
     """Acknowledged records of producers with less than acks=all that are in no log."""
     made_anew_at: float = 0.0

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 from aioproducer import Producer
+from tests.campaigns.chaos.coordinators import ended_twice
 from tests.campaigns.chaos.copier import Copier
 from tests.campaigns.chaos.faults import ACKS, COPY, FAULTS, IDEMPOTENT
 from tests.campaigns.chaos.history import ChaosHistory
@@ -71,7 +72,9 @@ async def play(plan: Plan, tell: Tell = lambda _: None) -> Result:
             with _listening(world):
                 async with _lag(result.history):
                     await _work(world, tell)
-                result.broken = verdict(result.history, await _read(world))
+                logs = await _read(world)
+                result.history.ended_twice = ended_twice(world.kafka.directory, result.history, logs)
+                result.broken = verdict(result.history, logs)
             if result.broken:
                 _keep_evidence(world)
         except asyncio.CancelledError:
