@@ -425,6 +425,24 @@ def test_growth_during_the_warm_up_is_not_a_failure():
     assert "failures: 0" in report(tally, 60)
 
 
+def test_a_long_run_allocates_with_malloc_so_that_empty_arenas_are_no_growth():
+    program = (
+        "import sys; from tests.support.resources import return_free_memory; return_free_memory(); "
+        "print(sys.argv[1], sys.getallocatedblocks())"  # it counts only the blocks of Python's own allocator
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONMALLOC"}
+
+    told = subprocess.run(
+        [sys.executable, "-c", program, "an argument"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (told.stdout, told.stderr) == ("an argument 0\n", "")
+
+
 @pytest.mark.promise(
     "Simulation and fuzzing", "Ctrl-C ends `make chaos` with its report and without its brokers"
 )
