@@ -45,12 +45,15 @@ class WakeUp:
             # Waiting for a completed future would not yield to the loop, and other tasks must run between two passes.
             await asyncio.sleep(0)
             return
-        if until is not None and (self._timer is None or self._timer_at > until + CLOCK_SLACK):
-            self._set_timer(until)
-        self._waiter = waiter = self._loop.create_future()
-        await waiter
+        self.set_at(until)
+        while not self._is_set:  # it may be cleared before the waiting task runs
+            self._waiter = waiter = self._loop.create_future()
+            await waiter
 
-    def _set_timer(self, when: float) -> None:
+    def set_at(self, when: float | None) -> None:
+        """Set the event at the loop time `when`, unless that is None."""
+        if when is None or (self._timer is not None and self._timer_at <= when + CLOCK_SLACK):
+            return
         if self._timer is not None:
             self._timer.cancel()
         # Set the timer at least CLOCK_SLACK ahead, because a loop may run a nearer timer immediately.

@@ -225,6 +225,7 @@ class RecordPath:
         batch_size: int,
         max_request_size: int,
         is_compiled: bool,
+        send_alone: Callable[[], None] | None = None,
     ) -> None: ...
     def _run_user_code(
         self,

@@ -1182,6 +1182,7 @@ cdef class RecordPath:
     cdef dict topics
     cdef object loop
     cdef object accumulator
+    cdef object send_alone         # Sender.send_alone, or None
     cdef BufferMemory memory
     cdef readonly Gate _gate
     cdef Py_ssize_t batch_size
@@ -1207,8 +1208,9 @@ cdef class RecordPath:
         self._gate = Gate()
 
     def _bind(self, loop, accumulator, BufferMemory memory, Py_ssize_t batch_size, Py_ssize_t max_request_size,
-              bint is_compiled):
+              bint is_compiled, send_alone=None):
         """Allow `send` to append from now on. Called by start()."""
+        self.send_alone = send_alone
         self.topics = accumulator.topics
         self.loop = loop
         self.accumulator = accumulator
@@ -2053,10 +2055,14 @@ cdef int begin(SendCall self, PyObject** result) except -1:
 
 
 cdef inline int hurry(RecordPath path, Delivery delivery) except -1:
-    """Let the batch of a record be sent without lingering."""
-    if not delivery.batch.is_due:
-        delivery.batch.is_due = True
-        path.accumulator.hurry(delivery.batch)
+    """Let the batch of a record be sent without lingering, and immediately if nothing else is buffered or in
+    flight."""
+    cdef Batch batch = delivery.batch
+    if not batch.is_due:
+        batch.is_due = True
+        path.accumulator.hurry(batch)
+    if batch.record_count == 1 and path.memory.total - path.memory.available == batch.reserved and path.send_alone is not None:
+        path.send_alone()
     return 0
 
 

@@ -236,6 +236,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             config.batch_size,
             config.max_request_size,
             is_compiled and self._handle is None,
+            self._sender.send_alone,
         )
         if self._handle is not None and self._is_owner:
             self._coordinator.resume(self._handle)

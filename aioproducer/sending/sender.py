@@ -74,6 +74,10 @@ class Sender:
         self._loop_watch = LoopWatch(core.loop, config.log(__name__), lambda: accumulator.incomplete)
         self._seen_metadata = -1
         self._left_in_pass = 0
+        self._last_records = 0
+        """The number of records in the last request."""
+        self._error: Exception | None = None
+        """A defect that was found in send_alone()."""
         self._begun: set[int] = set()
         """The nodes that this producer has begun to write to as a participant in another producer's transaction."""
         self._results = ProduceResults(core, accumulator, brokers, metadata, idempotence, transaction)
@@ -95,6 +99,8 @@ class Sender:
         try:
             while True:
                 self._wake.clear()
+                if self._error is not None:
+                    raise self._error
                 await self._wake.sleep(until=self._pass(self._loop.time()))
         except BaseException as error:
             # A GeneratorExit means that the task is discarded with its loop, so nothing can be awaited.
@@ -103,6 +109,22 @@ class Sender:
                 self._loop_watch.close()
                 await self._producer_ids.close()
             raise
+
+    def send_alone(self) -> None:
+        """Run a pass for the only record in the buffer, in the turn of the loop in which it was appended.
+
+        Called by `send_and_wait`. The record is sent one turn of the loop earlier than by the task. If the last request
+        had more records, other tasks are sending as well, and the pass is left to the task, so that their records are
+        sent together.
+        """
+        if self._last_records != 1:
+            return
+        self._wake.clear()
+        try:
+            self._wake.set_at(self._pass(self._loop.time()))
+        except Exception as error:
+            self._error = error  # raised in the task, not in the caller's `send_and_wait`
+            self._wake.set()
 
     def _pass(self, now: float) -> float | None:
         """Send everything that can be sent. Return the loop time of the next pass; the sender may be woken earlier."""
@@ -276,6 +298,7 @@ class Sender:
                 metrics.records_retried += batch.record_count
                 topic.records_retried += batch.record_count
         metrics.records_per_request.add(records)
+        self._last_records = records
 
     def _answered(
         self,

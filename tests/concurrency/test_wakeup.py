@@ -95,6 +95,35 @@ async def test_a_sleeper_that_is_cancelled_does_not_disturb_the_next():
     await asyncio.wait_for(task, LONG)
 
 
+async def test_a_sleeper_whose_event_is_cleared_before_it_runs_sleeps_on():
+    wake = WakeUp(asyncio.get_running_loop())
+    task = await asleep(wake)
+
+    wake.set()
+    wake.clear()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert not task.done()
+    wake.set()
+    await asyncio.wait_for(task, LONG)
+
+
+async def test_a_time_can_be_added_while_the_sender_sleeps():
+    loop = asyncio.get_running_loop()
+    wake = WakeUp(loop)
+    task = await asleep(wake, loop.time() + 1000 * LONG)
+
+    wake.set_at(None)
+    wake.set_at(loop.time() + 2000 * LONG)
+    assert wake._timer_at < loop.time() + 1001 * LONG
+    wake.set_at(loop.time() + 5 * MS)
+
+    await asyncio.wait_for(task, LONG)
+    assert wake.is_set()
+    wake.close()
+
+
 async def test_close_stops_the_timer():
     loop = asyncio.get_running_loop()
     wake = WakeUp(loop)

@@ -11,6 +11,7 @@ import pytest
 from aioproducer import Outcome
 from aioproducer.errors import (
     BrokerConnectionError,
+    DeliveryError,
 )
 from aioproducer.network import request_stream
 from aioproducer.protocol.error_codes import ErrorCode
@@ -161,6 +162,99 @@ def count_passes(producer) -> Counter[str]:
 
     producer._sender._pass = counted
     return passes
+
+
+# --------------------------------------------------------------------------------------- a record that is alone
+
+
+def requests_of(producer) -> int:
+    """Return the number of Produce requests that were written so far, whether they have arrived or not."""
+    return producer.metrics().produce_requests
+
+
+async def ended(call, delivery) -> None:
+    """Let a call that was begun without a task end."""
+    await within(5, asyncio.wait([delivery]))
+    call.close()
+
+
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "a record that is alone is sent in the turn of its call"
+)
+async def test_a_record_that_is_alone_is_written_before_send_and_wait_first_waits():
+    async with producing() as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        await producer.send_and_wait("t", b"1")
+        before = requests_of(producer)
+
+        call = producer.send_and_wait("t", b"2")
+        call.send(None)
+
+        assert requests_of(producer) == before + 1
+        await ended(call, call.cr_await)
+        assert values(cluster) == [b"0", b"1", b"2"]
+
+
+async def test_the_sender_runs_no_second_pass_for_a_record_that_is_alone():
+    async with producing() as (_, producer):
+        await producer.send_and_wait("t", b"0")
+        passes = count_passes(producer)
+
+        call = producer.send_and_wait("t", b"1")
+        call.send(None)
+        assert passes.total() == 1
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+        assert passes.total() == 1
+        await ended(call, call.cr_await)
+
+
+@pytest.mark.parametrize("tasks", [2, 10])
+async def test_records_of_several_tasks_are_sent_together_although_the_first_is_alone(tasks):
+    async with producing() as (cluster, producer):
+
+        async def together() -> None:
+            await asyncio.gather(*(producer.send_and_wait("t", b"v") for _ in range(tasks)))
+
+        await within(5, together())
+        before = requests_of(producer)
+        await within(5, together())
+
+        assert requests_of(producer) == before + 1
+        assert len(values(cluster)) == 2 * tasks
+
+
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+async def test_a_record_beside_a_buffered_one_is_left_to_the_sender(linger_ms):
+    async with producing(topics={"t": 2}, linger_ms=linger_ms, delivery_timeout_ms=120_000) as (_, producer):
+        await producer.send_and_wait("t", b"0", partition=0)
+        before = requests_of(producer)
+
+        other = await producer.send("t", b"1", partition=1)
+        call = producer.send_and_wait("t", b"2", partition=0)
+        call.send(None)
+
+        assert requests_of(producer) == before
+        await ended(call, call.cr_await)
+        await producer.flush()
+        assert other.done()
+
+
+async def test_a_defect_in_the_pass_of_a_lone_record_closes_the_producer_as_in_the_task(caplog):
+    async with producing() as (_, producer):
+        await producer.send_and_wait("t", b"0")
+        defect = RuntimeError("a bug")
+
+        def bug(now: float) -> None:
+            raise defect
+
+        producer._sender._pass = bug
+
+        with pytest.raises(DeliveryError, match="aioproducer-sender ended unexpectedly"):
+            await within(5, producer.send_and_wait("t", b"1"))
+
+    assert any(record.exc_info and record.exc_info[1] is defect for record in caplog.records)
 
 
 # ------------------------------------------------------------------------------------- the contents of a request
