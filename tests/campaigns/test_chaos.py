@@ -425,22 +425,31 @@ def test_growth_during_the_warm_up_is_not_a_failure():
     assert "failures: 0" in report(tally, 60)
 
 
-def test_a_long_run_allocates_with_malloc_so_that_empty_arenas_are_no_growth():
-    program = (
-        "import sys; from tests.support.resources import return_free_memory; return_free_memory(); "
-        "print(sys.argv[1], sys.getallocatedblocks())"  # it counts only the blocks of Python's own allocator
-    )
+def test_a_long_run_counts_the_memory_that_is_allocated_not_the_pages_that_stay_resident():
+    program = """
+import asyncio, sys
+from tests.support.resources import of_this_process, use_malloc_only
+
+use_malloc_only()
+
+async def memory():
+    return of_this_process(0).held["MiB of memory"]
+
+before = asyncio.run(memory())
+many = [bytes(100_000) for _ in range(100)]
+with_many = asyncio.run(memory())
+scattered = [bytearray(500) for _ in range(100_000)]
+few = scattered[::50]  # each keeps its page
+del many, scattered
+print(sys.argv[1], round(with_many - before), round(asyncio.run(memory()) - before))
+"""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONMALLOC"}
 
     told = subprocess.run(
-        [sys.executable, "-c", program, "an argument"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", program, "argument"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
 
-    assert (told.stdout, told.stderr) == ("an argument 0\n", "")
+    assert (told.stdout, told.stderr) == ("argument 10 1\n", "")
 
 
 @pytest.mark.promise(

@@ -30,30 +30,34 @@ class Sample:
     """The amount of each resource."""
 
 
-def return_free_memory() -> None:
-    """Let Python allocate all its memory with malloc from now on; this restarts the program, unless it does so already.
+def use_malloc_only() -> None:
+    """Let Python allocate all its memory with malloc, whose bytes in use can be counted; this restarts the program,
+    unless it does so already.
 
-    Python's own allocator keeps an arena of a megabyte for a single small object. After a peak, such arenas look like
-    growth, although the number of allocated blocks stays the same."""
-    if os.environ.get("PYTHONMALLOC") != "malloc":
+    The resident memory of a process is no measure of growth: an allocator keeps whole pages, and Python's own whole
+    megabytes, for a single small object that survived a peak."""
+    if not _uses_malloc_only():
         os.execve(
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONMALLOC": "malloc"}
         )
 
 
+def _uses_malloc_only() -> bool:
+    return os.environ.get("PYTHONMALLOC") == "malloc"
+
+
 def of_this_process(seconds: float) -> Sample:
     """Measure this process, on Linux, while an event loop runs in it.
 
-    Free memory is returned to the system first, so that fragmentation does not count as growth. The blocks that the
-    producers keep for later batches do not count either, because their number is limited."""
+    The memory is what is allocated after use_malloc_only(), and otherwise what is resident. Free memory is returned to
+    the system first. The blocks that the producers keep for later batches do not count, because their number is
+    limited."""
     gc.collect()
-    with contextlib.suppress(AttributeError):  # a C library other than glibc
-        ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    memory = _allocated() if _uses_malloc_only() else None
     return Sample(
         seconds,
         {
-            "MiB of memory": (pages * os.sysconf("SC_PAGE_SIZE") - spare_memory()) / 2**20,
+            "MiB of memory": ((_resident() if memory is None else memory) - spare_memory()) / 2**20,
             "sockets": sum(link.startswith("socket:") for link in _descriptors()),
             "tasks": len(asyncio.all_tasks()),
             "objects of the producers": sum(
@@ -61,6 +65,32 @@ def of_this_process(seconds: float) -> Sample:
             ),
         },
     )
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split())
+    ]
+
+
+def _allocated() -> int | None:
+    """Return the bytes that malloc has handed out; None with a C library that doesn't count them."""
+    try:
+        count = ctypes.CDLL(None).mallinfo2
+    except AttributeError:  # another library than glibc, or glibc before 2.33
+        return None
+    count.restype = _MallInfo
+    found = count()
+    return int(found.uordblks + found.hblkhd)
+
+
+def _resident() -> int:
+    with contextlib.suppress(AttributeError):  # a C library other than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _descriptors() -> Iterator[str]:

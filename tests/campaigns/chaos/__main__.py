@@ -21,7 +21,7 @@ from tests.campaigns.chaos.faults import FAULTS, KINDS
 from tests.campaigns.chaos.history import Recovery
 from tests.campaigns.chaos.plan import Plan, plan
 from tests.campaigns.chaos.run import Result, play
-from tests.support.resources import Sample, growth, of_this_process, return_free_memory, slope, steady
+from tests.support.resources import Sample, growth, of_this_process, slope, steady, use_malloc_only
 
 ENOUGH_SAMPLES = 10
 """Growth is judged from this many schedules on."""
@@ -187,7 +187,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this workload; may be repeated")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")
     arguments = parser.parse_args()
-    return_free_memory()
+    use_malloc_only()
     seeds = itertools.count(arguments.seed)
     endless = (
         plan(kind, seed, tuple(arguments.fault or ())) for seed in seeds for kind in arguments.kind or KINDS
