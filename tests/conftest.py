@@ -187,6 +187,14 @@ def apache_kafka_39(request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
         yield kafka
 
 
+@pytest.fixture(scope="session", autouse=True)
+def spark_scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let Spark write its temporary files to a directory that pytest deletes after some runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_SPARK_SCRATCH", str(tmp_path_factory.mktemp("spark")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests, since it takes seconds to start."""

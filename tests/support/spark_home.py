@@ -53,11 +53,15 @@ def java_options() -> str:
         if fresh.exists():  # not every Java can write it
             fresh.rename(kept)
     told = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+    if SCRATCH in os.environ:  # a killed driver leaves its directories behind
+        told += f" -Djava.io.tmpdir={os.environ[SCRATCH]}"
     if DUMP in os.environ:
         return f"{told} -XX:ArchiveClassesAtExit={os.environ[DUMP]}"
     return f"{told} -XX:SharedArchiveFile={kept}" if kept.exists() else told
 
 
+SCRATCH = "TEST_SPARK_SCRATCH"
+"""The environment variable with the directory for Spark's temporary files."""
 DUMP = "TEST_SPARK_CLASSES"
 """The environment variable with the file to which this run writes its classes."""
 
