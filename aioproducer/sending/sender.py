@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,7 @@ class Sender:
         self._left_in_pass = 0
         self._last_records = 0
         """The number of records in the last request."""
+        self._context = copy_context()
         self._error: Exception | None = None
         """A defect that was found in send_alone()."""
         self._begun: set[int] = set()
@@ -121,7 +123,8 @@ class Sender:
             return
         self._wake.clear()
         try:
-            self._wake.set_at(self._pass(self._loop.time()))
+            # Tasks that the pass starts, and the user's functions that they call, must not see the caller's context.
+            self._wake.set_at(self._context.run(self._pass, self._loop.time()))
         except Exception as error:
             self._error = error  # raised in the task, not in the caller's `send_and_wait`
             self._wake.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextvars import ContextVar
 from itertools import pairwise
 
 import pytest
@@ -239,6 +240,24 @@ async def test_a_record_beside_a_buffered_one_is_left_to_the_sender(linger_ms):
         await ended(call, call.cr_await)
         await producer.flush()
         assert other.done()
+
+
+async def test_the_pass_for_a_lone_record_does_not_run_in_the_context_of_its_caller():
+    variable: ContextVar[str] = ContextVar("variable", default="the sender's")
+    async with producing() as (_, producer):
+        await producer.send_and_wait("t", b"0")
+        seen = []
+        original = producer._sender._pass
+
+        def noted(now: float) -> float | None:
+            seen.append(variable.get())
+            return original(now)
+
+        producer._sender._pass = noted
+        variable.set("the caller's")
+        await within(5, producer.send_and_wait("t", b"1"))
+
+    assert set(seen) == {"the sender's"}
 
 
 async def test_a_defect_in_the_pass_of_a_lone_record_closes_the_producer_as_in_the_task(caplog):
