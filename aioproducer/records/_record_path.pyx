@@ -85,7 +85,10 @@ DEF HEADER = 61                # bytes of a batch before its records (DefaultRec
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
 DEF RECORD_COST = 512          # bytes added to the size of each record when it is counted for YIELD_AFTER
-DEF BATCH_COST = 8192         # likewise for each batch that is opened, which takes as long as about 16 records
+DEF BATCH_COST = 8192          # likewise for each batch that is opened, which takes as long as about 16 records
+DEF USER_CODE_COST = 1024      # likewise for each record with serializers or interceptors
+DEF SERIALIZED_COST = 16       # likewise for each byte that a serializer returns
+DEF TRACED_COST = 24576        # likewise for each record with a span
 DEF LARGE = 4 << 20            # a thread copies values of this size or more; 100 MiB would block the loop for 60-200 ms
 DEF STICKY_LEAST = 16 << 10    # bytes of keyless records after which the partition may change (as in Java)
 
@@ -1344,6 +1347,7 @@ cdef class RecordPath:
             span.fail(error)
             raise
         if type(sent) is Delivery:
+            self.burst += TRACED_COST
             span.watch(sent, timeout is None)
         return sent
 
@@ -1462,7 +1466,9 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
                 delivery = append_to_known(
                     self, topic, serialization.value, serialization.key, partition, timestamp_ms,
                     headers_of(serialization))
+                self.burst += SERIALIZED_COST * (size_of(serialization.value) + size_of(serialization.key))
         if delivery is not None:
+            self.burst += USER_CODE_COST
             if self.want_results:
                 self.interceptors.watch(delivery, record)
             is_rejected = False
@@ -1480,6 +1486,10 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
             self._count_rejected(given_topic, error)
             if record is not None:
                 self.interceptors.on_acknowledgement(error, record)
+
+
+cdef inline Py_ssize_t size_of(data) noexcept:
+    return PyBytes_GET_SIZE(data) if PyBytes_CheckExact(data) else 0
 
 
 cdef inline int check_may_append(RecordPath self) except -1:

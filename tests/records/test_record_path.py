@@ -29,9 +29,10 @@ from aioproducer.errors import (
 from aioproducer.protocol.recordbatch import read_header, read_records
 from aioproducer.records._record_path import HEADER_SIZE, BufferMemory, Delivery, Rows, murmur2
 from aioproducer.records.idempotence import ProducerIdentity
-from aioproducer.types import Outcome, TopicPartition
+from aioproducer.types import Outcome, ProducerRecord, TopicPartition
 from tests.support.compiled_path import NoLoop, OpensBatches, Path, bound, new_batch, now_ms, sealed
 from tests.support.oracle import OracleRecord, encode_batch
+from tests.support.producing import producing
 
 LAST_TIMESTAMP = 2**63 - 1
 SECRET = "s3cr3t-of-the-user"
@@ -477,6 +478,54 @@ async def test_a_loop_of_sends_that_open_batches_lets_other_tasks_run_more_often
     await asyncio.wait([task])
 
     assert 5 <= len(turns) <= 50
+
+
+class HeaderAdder:
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        return record._replace(headers=[("a", b"1")])
+
+
+class Spans:
+    """A tracer and its only span."""
+
+    headers = None
+
+    def begin(self, *_: object) -> Spans:
+        return self
+
+    def watch(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("config", "tracer", "value", "most"),
+    [
+        ({}, None, bytes(100), 1700),
+        ({"interceptors": [HeaderAdder()]}, None, bytes(100), 650),
+        ({"value_serializer": str.encode}, None, "v" * 100, 340),
+        ({"value_serializer": str.encode}, None, "v" * 10_000, 7),
+        ({}, Spans(), bytes(100), 45),
+    ],
+    ids=["plain", "interceptor", "serializer", "serializer of 10 KB", "traced"],
+)
+async def test_sends_that_take_longer_let_other_tasks_run_after_fewer_records(config, tracer, value, most):
+    async with producing(**config) as (_, producer):
+        await producer.send_and_wait("t", value)
+        producer._tracer = tracer
+        in_turns = [0]
+
+        async def other() -> None:
+            while True:
+                in_turns.append(0)
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(3 * most):
+            await producer.send("t", value)
+            in_turns[-1] += 1
+        task.cancel()
+
+    assert most / 2 < max(in_turns[1:]) <= most, "about a millisecond in each turn"
 
 
 async def test_send_and_wait_makes_its_batch_due_once_and_returns_the_metadata(path, accumulator):
