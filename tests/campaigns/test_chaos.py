@@ -582,6 +582,18 @@ async def test_a_throttled_proxy_is_slow_and_loses_nothing():
         writer.close()
 
 
+async def test_a_proxy_that_forwards_to_a_closed_connection_ends_as_after_a_reset():
+    async with proxied() as (network, _):
+        _, writer = await asyncio.open_connection(HOST, network.proxies[0].port)
+        await until(lambda: network.connections == 1)
+        writer.transport.abort()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+        with pytest.raises(ConnectionResetError):
+            await network.proxies[0]._forward(b"late", writer)
+
+
 async def test_a_proxy_hangs_up_while_its_broker_is_down():
     async with proxied() as (network, _):
         network.lead_to([1])

@@ -90,6 +90,8 @@ class HalfOpenProxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
+                if writer.transport.is_closing():
+                    return  # uvloop's write would raise RuntimeError
                 if client not in self._silent:
                     writer.write(data)
                     await writer.drain()

@@ -153,9 +153,11 @@ class Proxy:
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         try:
             broker, to_broker = await asyncio.open_connection(HOST, self.broker_port)
-        except OSError:
+        except BaseException as error:  # the broker is down, or the proxy closes
             to_client.transport.abort()
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         task = asyncio.current_task()
         assert task is not None  # created by _accept()
         link = Link(client, to_client, broker, to_broker, task)
@@ -205,9 +207,14 @@ class Proxy:
 
     async def _forward(self, data: bytes, writer: asyncio.StreamWriter) -> None:
         while self.rate < math.inf and data:
-            writer.write(data[:_CHUNK])
-            await writer.drain()
+            await _write(data[:_CHUNK], writer)
             await asyncio.sleep(_CHUNK / self.rate)
             data = data[_CHUNK:]
-        writer.write(data)
-        await writer.drain()
+        await _write(data, writer)
+
+
+async def _write(data: bytes, writer: asyncio.StreamWriter) -> None:
+    if writer.transport.is_closing():  # uvloop's write would raise RuntimeError
+        raise ConnectionResetError
+    writer.write(data)
+    await writer.drain()
