@@ -2071,7 +2071,8 @@ cdef inline int hurry(RecordPath path, Delivery delivery) except -1:
     if not batch.is_due:
         batch.is_due = True
         path.accumulator.hurry(batch)
-    if batch.record_count == 1 and path.memory.total - path.memory.available == batch.reserved and path.send_alone is not None:
+    if (batch.record_count == 1 and path.memory.total - path.memory.available == batch.reserved
+            and path.send_alone is not None):
         path.send_alone()
     return 0
 

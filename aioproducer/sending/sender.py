@@ -79,7 +79,7 @@ class Sender:
         """The number of records in the last request."""
         self._context = copy_context()
         self._error: Exception | None = None
-        """A defect that was found in send_alone()."""
+        """The exception that ended a pass in send_alone(); the task raises it."""
         self._begun: set[int] = set()
         """The nodes that this producer has begun to write to as a participant in another producer's transaction."""
         self._results = ProduceResults(core, accumulator, brokers, metadata, idempotence, transaction)

@@ -118,7 +118,7 @@ def order_is_kept(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
 
 
 def transactions_are_visible_as_told(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
-    """Transactions that the brokers' files prove to have been ended twice by the brokers are exempt."""
+    """A transaction is exempt if the brokers' files prove that the brokers ended it twice."""
     others = [one for one in history.transactions if one.number not in history.ended_twice]
     yield from oracle.transactions_are_visible_as_told(replace(history, transactions=others), logs)
 
