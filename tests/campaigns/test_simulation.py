@@ -99,6 +99,18 @@ def test_one_run_in_seven_is_undisturbed():
         assert len(undisturbed) / 500 > 0.13, kind
 
 
+def test_records_that_are_sent_one_by_one_have_enough_time_in_an_undisturbed_run():
+    """Four tasks send 480 records at once to one partition, each in a batch of its own, and one request is in flight.
+    With 106 ms for a delivery, the last ones would end in the queue."""
+    crowded = plan(ACKS_1, 83011522)
+
+    result = run(crowded)
+
+    assert not crowded.is_disturbed
+    assert crowded.settings["batch_size"] < crowded.sizes[1]
+    assert not result.broken, str(result)
+
+
 @pytest.mark.promise(
     "Simulation and fuzzing",
     "schedules draw `enable_gapless_order` and `enable_endless_retries`, and the oracle judges what they "

@@ -35,6 +35,8 @@ COLLECTING = 0.3
 """The share of plans whose cluster collects the metrics of producers (KIP-714)."""
 SLOWEST_TRANSACTION = 30_000
 """The maximum milliseconds that users of an undisturbed run take for a transaction."""
+ROUND_TRIP = 2
+"""Milliseconds within which the simulated network carries a request and its answer, even in several pieces."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,10 @@ def _with_strict_settings(plan: Plan) -> Plan:
 
 
 def _undisturbed(plan: Plan) -> Plan:
-    """Return the same plan without faults and impatient users."""
+    """Return the same plan without faults and impatient users, and with enough time to send each record alone."""
     settings = dict(plan.settings)
+    alone = settings["linger_ms"] + settings["request_timeout_ms"] + ROUND_TRIP * plan.tasks * plan.records
+    settings["delivery_timeout_ms"] = max(settings["delivery_timeout_ms"], alone)
     if plan.is_transactional:
         settings["transaction_timeout_ms"] = 60_000
     return replace(
