@@ -20,7 +20,14 @@ setup(
             ["aioproducer/records/_record_path.pyx"],
             depends=[
                 f"aioproducer/records/{name}"
-                for name in ("_columns.pxi", "_gathering.pxi", "_lines.pxi", "_user_code.pxi", "_portable.h")
+                for name in (
+                    "_callbacks.pxi",
+                    "_columns.pxi",
+                    "_gathering.pxi",
+                    "_lines.pxi",
+                    "_user_code.pxi",
+                    "_portable.h",
+                )
             ],
             **OPTIONS,
         ),

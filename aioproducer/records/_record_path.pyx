@@ -14,6 +14,7 @@ batch.py). The tests compare the encoder with a plain-Python one, tests/support/
     Rows          the columns of one send_many call, and the partition of each row (_columns.pxi)
     Serialization   the serializers of one record, called without leaving compiled code (_user_code.pxi)
     Gathering     one wait for many deliveries (_gathering.pxi)
+    Callbacks     one call in the loop for the callbacks of many deliveries (_callbacks.pxi)
 
 The event loop's thread writes all of this state. Other threads complete and compress batches, and (with the blocking
 producer) read and drop deliveries. In Pythons without the GIL, a Mutex or an atomic access guards the state that
@@ -542,6 +543,7 @@ cdef class Batch:
         """End the records from index `first` up to, but not including, `end` with `error`, except those that have
         already ended. Return how many this call ended. With `withdraw`, they are left out when the batch is sent."""
         cdef Delivery delivery
+        cdef Callbacks callbacks
         cdef set before = self.ended_early or set()
         cdef list indexes = [index for index in range(first, end) if index not in before]
         assert self.state is not _DONE
@@ -550,10 +552,12 @@ cdef class Batch:
         note_early_end(self, indexes, error)
         if withdraw:
             self.withdrawn = sorted([*self.withdrawn, *indexes])
+        callbacks = Callbacks.__new__(Callbacks)
         for delivery in self.waiters or ():
             if delivery.state == PENDING and first <= delivery.index < end:
                 set_flag(&delivery.state, ENDED)
-                schedule_callbacks(delivery)
+                callbacks.take(delivery)
+        callbacks.schedule(self.loop)
         return len(indexes)
 
     def have_ended(self, int first, int end):
@@ -682,7 +686,7 @@ cdef int resolve(Batch batch) except -1:
     cdef list waiters = batch.waiters
     cdef RecordsBuffer buffer = batch.buffer
     cdef bytes late_value = batch.late_value
-    cdef object call_soon
+    cdef Callbacks callbacks
     cdef int last = -1
     note_end(batch)
     lock(&batch.mutex)
@@ -700,10 +704,11 @@ cdef int resolve(Batch batch) except -1:
             waiters.sort(key=_index_of)
             break
         last = delivery.index
-    call_soon = batch.loop.call_soon
+    callbacks = Callbacks.__new__(Callbacks)
     for delivery in waiters:
         if delivery.state == PENDING:
-            schedule_callbacks(delivery, call_soon)
+            callbacks.take(delivery)
+    callbacks.schedule(batch.loop)
     return 0
 
 
@@ -1063,28 +1068,7 @@ cdef inline RecordMetadata metadata_of(Delivery delivery, Batch batch, int index
     return metadata
 
 
-cdef int schedule_callbacks(Delivery delivery, call_soon=None) except -1:
-    cdef object callbacks = delivery.callbacks
-    delivery.callbacks = None
-    if callbacks is None:
-        return 0
-    if call_soon is None:
-        call_soon = delivery.batch.loop.call_soon
-    if type(callbacks) is tuple:
-        callback, context = <tuple>callbacks
-        if type(callback) is Gathering:
-            note_gathered(<Gathering>callback, delivery)
-        else:
-            call_soon(callback, delivery, context=context)
-    else:
-        for callback, context in callbacks:
-            if type(callback) is Gathering:
-                note_gathered(<Gathering>callback, delivery)
-            else:
-                call_soon(callback, delivery, context=context)
-    return 0
-
-
+include "_callbacks.pxi"
 include "_gathering.pxi"
 
 

@@ -266,7 +266,8 @@ def test_a_module_imports_only_what_its_layer_may(module):
 
 RECORD_PATH = PACKAGE / "records" / "_record_path.pyx"
 INCLUDED = [
-    PACKAGE / "records" / name for name in ("_columns.pxi", "_gathering.pxi", "_lines.pxi", "_user_code.pxi")
+    PACKAGE / "records" / name
+    for name in ("_callbacks.pxi", "_columns.pxi", "_gathering.pxi", "_lines.pxi", "_user_code.pxi")
 ]
 
 

@@ -473,6 +473,53 @@ async def test_failing_callback_stops_no_other(path, accumulator):
     assert reported == [broken] * 3
 
 
+async def test_the_callbacks_of_a_batch_are_one_call_in_the_loop(path, accumulator, monkeypatch):
+    loop = asyncio.get_running_loop()
+    deliveries = [path.try_send("orders", b"v") for _ in range(100)]
+    tasks = [asyncio.ensure_future(awaited(delivery)) for delivery in deliveries]
+    await asyncio.sleep(0)
+    scheduled = []
+    monkeypatch.setattr(loop, "call_soon", lambda *args, **options: scheduled.append((args, options)))
+
+    accumulator.tail.succeed(0, -1, -1)
+    monkeypatch.undo()
+
+    ((callbacks,), options) = scheduled[0]
+    assert len(scheduled) == 1
+    assert options == {}
+    assert repr(callbacks) == "<Callbacks of 100 records>"
+    loop.call_soon(callbacks)
+    assert [metadata.offset for metadata in await asyncio.gather(*tasks)] == list(range(100))
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_a_callback_that_ends_the_program_leaves_the_others_to_the_next_turn(end):
+    """Ctrl-C may come while a callback runs; close() then still waits for the other tasks."""
+    ended = []
+
+    async def main() -> None:
+        accumulator = OpensBatches(asyncio.get_running_loop())
+        path = bound(accumulator)
+        deliveries = [path.try_send("orders", b"v") for _ in range(3)]
+        deliveries[0].add_done_callback(lambda _: exec("raise end", {"end": end}))
+        for delivery in deliveries:
+            delivery.add_done_callback(ended.append)
+        accumulator.tail.succeed(0, -1, -1)
+
+    loop = asyncio.new_event_loop()
+    try:
+        task = loop.create_task(main())
+        with pytest.raises(end):
+            loop.run_forever()
+        assert ended == []
+        loop.run_until_complete(task)
+        loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        loop.close()
+
+    assert [repr(delivery) for delivery in ended] == ["<Delivery orders-0 done>"] * 3
+
+
 async def test_callback_added_after_the_end_runs_in_the_next_turn(path, accumulator):
     delivery = path.try_send("orders", b"v")
     accumulator.tail.succeed(0, -1, -1)
@@ -523,6 +570,49 @@ async def test_callback_runs_in_the_context_in_which_it_was_added(path, accumula
     await asyncio.sleep(0)
 
     assert seen == ["at the call", "given"]
+
+
+async def test_the_callbacks_of_a_batch_run_in_their_own_contexts(path, accumulator):
+    variable = contextvars.ContextVar("variable", default="outside")
+    seen = []
+
+    async def waits(number: int) -> None:
+        variable.set(number)
+        delivery = path.try_send("orders", b"v")
+        delivery.add_done_callback(lambda _: seen.append(variable.get()))
+        await delivery
+        seen.append((number, variable.get()))
+        variable.set("changed")
+
+    tasks = [asyncio.ensure_future(waits(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    accumulator.tail.succeed(0, -1, -1)
+    await asyncio.gather(*tasks)
+
+    assert seen == [0, (0, 0), 1, (1, 1), 2, (2, 2)]
+    assert variable.get() == "outside"
+
+
+def test_a_callback_whose_context_is_in_use_is_reported_and_stops_no_other():
+    in_use, ended, reported = contextvars.copy_context(), [], []
+
+    async def main() -> list[Delivery]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, details: reported.append(details))
+        accumulator = OpensBatches(asyncio.get_running_loop())
+        path = bound(accumulator)
+        deliveries = [path.try_send("orders", b"v") for _ in range(2)]
+        deliveries[0].add_done_callback(ended.append, context=in_use)
+        deliveries[1].add_done_callback(ended.append)
+        accumulator.tail.succeed(0, -1, -1)
+        await asyncio.sleep(0)
+        return deliveries
+
+    deliveries = in_use.run(asyncio.run, main())
+
+    assert ended == [deliveries[1]]
+    assert [(details["future"], type(details["exception"])) for details in reported] == [
+        (deliveries[0], RuntimeError)
+    ]
 
 
 async def test_a_callback_may_retrieve_the_result_and_add_another_callback(path, accumulator):

@@ -32,7 +32,13 @@ ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build" / "walk"
 EXTENSIONS = ["records/_record_path.pyx", "protocol/_request_path.pyx"]
 COMPILED = (".pyx", ".pxi")
-INCLUDED = ["records/_columns.pxi", "records/_gathering.pxi", "records/_lines.pxi", "records/_user_code.pxi"]
+INCLUDED = [
+    "records/_callbacks.pxi",
+    "records/_columns.pxi",
+    "records/_gathering.pxi",
+    "records/_lines.pxi",
+    "records/_user_code.pxi",
+]
 COMPILED_FILES = {path.rpartition("/")[2]: path for path in (*EXTENSIONS, *INCLUDED)}
 """Compiled files by name: the hooks get a file's name without its folder, or with another one."""
 FIELD_ACCESS = ("__get__", "__set__")
