@@ -305,7 +305,8 @@ def test_lost_receipts_of_one_run_are_not_reported_in_a_later_one(caplog):
     assert caplog.messages == []
 
 
-def test_a_soak_reports_when_it_is_interrupted():
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_soak_reports_when_it_is_stopped_and_leaves_no_process(how):
     soak = subprocess.Popen(
         [sys.executable, "-m", "tests.campaigns.simulation.soak", "--schedules", "1000000"],
         cwd=ROOT,
@@ -315,8 +316,8 @@ def test_a_soak_reports_when_it_is_interrupted():
     )
     assert soak.stderr is not None
     assert soak.stderr.readline(), "no progress was reported"
-    soak.send_signal(signal.SIGINT)
-    out, error = soak.communicate(timeout=60)
+    soak.send_signal(how)
+    out, error = soak.communicate(timeout=60)  # returns when the last process has closed its output
 
     assert "schedules a minute" in out
     assert "findings:" in out

@@ -127,6 +127,7 @@ def main() -> int:
     seeds = max(arguments.schedules // len(kinds), 1)
     began = time.perf_counter()
     tally = Tally()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     pool = ProcessPoolExecutor(arguments.processes, initializer=ignore_interrupt)
     try:
         shares = _shares(arguments.seed, seeds, SHARE)
@@ -154,6 +155,7 @@ def main() -> int:
 def ignore_interrupt() -> None:
     """Ignore Ctrl-C, which is for the process that prints; the others finish the share that they have begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":
