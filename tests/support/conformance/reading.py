@@ -145,7 +145,10 @@ async def a_fetch_waits_for_records(client: Client) -> None:
         assert (await client.outcomes(batch_of(b"a")))[0].error_code == ErrorCode.NONE
         async with asyncio.timeout(5000 * MS):
             answer = await reading
-    assert (answer.high_watermark, len(answer.records or b"")) == (1, 69)
+    # Kafka notes the high watermark before it reads the records (Partition.readRecords), so it may be one behind.
+    assert len(answer.records or b"") == 69
+    assert answer.high_watermark in (0, 1)
+    assert (await client.fetch()).high_watermark == 1
 
 
 @case()
