@@ -153,9 +153,9 @@ def main() -> int:
 
 
 def ignore_interrupt() -> None:
-    """Ignore Ctrl-C, which is for the process that prints; the others finish the share that they have begun."""
+    """Ignore Ctrl-C: the parent stops the run, and this process finishes the share that it has begun."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
 
 
 if __name__ == "__main__":
