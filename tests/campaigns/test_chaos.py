@@ -6,8 +6,10 @@ producer and Kafka's Java producer fence each other. A failure names the command
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -592,6 +594,20 @@ async def test_a_proxy_that_forwards_to_a_closed_connection_ends_as_after_a_rese
 
         with pytest.raises(ConnectionResetError):
             await network.proxies[0]._forward(b"late", writer)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_proxy_that_closes_while_it_accepts_a_connection_leaves_none_open(turns):
+    """It is closed so many turns of the loop after a client has connected."""
+    async with proxied() as (network, _):
+        with socket.create_connection((HOST, network.proxies[0].port)) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await network.proxies[0].close()
+
+            client.settimeout(2_000 * MS)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
 
 
 async def test_a_proxy_hangs_up_while_its_broker_is_down():

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import Self
 
+from tests.support.accepting import AcceptingServer
+
 HOST = "127.0.0.1"
 CHUNK = 256 * 1024
 
@@ -25,19 +27,14 @@ class HalfOpenProxy:
         self._silent: set[asyncio.StreamWriter] = set()
         """The client sides of the connections that carry nothing."""
         self._open: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server
+        self._server = AcceptingServer(self._serve, "half-open proxy")
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, HOST, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._server.listen(HOST, self.port)
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.close()
 
     def fall_silent(self) -> None:
         """Carry nothing from now on."""
@@ -53,16 +50,11 @@ class HalfOpenProxy:
         """The number of open client connections."""
         return len(self._open)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        self._open.add(writer)
-        if self._is_silent:
-            self._silent.add(writer)
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self._open.add(to_client)
+        if self._is_silent:
+            self._silent.add(to_client)
         to_broker: asyncio.StreamWriter | None = None
         try:
             broker, to_broker = await asyncio.open_connection(self.broker_host, self.broker_port)
@@ -81,7 +73,6 @@ class HalfOpenProxy:
         finally:
             self._open.discard(to_client)
             self._silent.discard(to_client)
-            to_client.transport.abort()
             if to_broker is not None:
                 to_broker.transport.abort()
 

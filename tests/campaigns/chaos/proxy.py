@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
+from tests.support.accepting import AcceptingServer
+
 HOST = "127.0.0.1"
 _PREFIX = 4
 _CHUNK = 512
@@ -116,13 +118,11 @@ class Proxy:
         """Bytes per second that each direction of a connection may carry."""
         self.links: set[Link] = set()
         self._network = network
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server
+        self._server = AcceptingServer(self._serve, f"proxy of broker {node_id}")
 
     async def listen(self) -> None:
         """Take a free port."""
-        self._server = await asyncio.start_server(self._accept, HOST, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._server.listen(HOST)
 
     def fall_silent(self, *, answers_only: bool) -> int:
         """Keep the open connections open, but let them carry nothing, or no answers. Return how many there are."""
@@ -138,35 +138,21 @@ class Proxy:
 
     async def close(self) -> None:
         """Stop listening and break all connections."""
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(
-            self._serve(reader, writer), name=f"proxy of broker {self.node_id}"
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._server.close()
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         try:
             broker, to_broker = await asyncio.open_connection(HOST, self.broker_port)
-        except BaseException as error:  # the broker is down, or the proxy closes
-            to_client.transport.abort()
-            if isinstance(error, OSError):
-                return
-            raise
+        except OSError:
+            return  # the broker is down
         task = asyncio.current_task()
-        assert task is not None  # created by _accept()
+        assert task is not None
         link = Link(client, to_client, broker, to_broker, task)
         self.links.add(link)
         try:
             await self._carry(link)
         finally:
             self.links.discard(link)
-            to_client.transport.abort()
             to_broker.transport.abort()
 
     async def _carry(self, link: Link) -> None:
