@@ -16,6 +16,7 @@ from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     KafkaError,
+    KafkaException,
     Message,
     TopicPartition,
 )
@@ -94,6 +95,47 @@ async def scan(servers: str, topic: str, take: Callable[[Message], None], *, tim
         TimeoutError: the ends were not reached in time (seconds).
     """
     await asyncio.to_thread(_read, servers, topic, None, {}, False, timeout, take)
+
+
+async def group_position(
+    servers: str, group: str, topic: str, partition: int, *, timeout: float = 60.0
+) -> int | None:
+    """Return the offset that a group has committed, or None; offsets in an open transaction are waited for.
+
+    A consumer asks, and not AdminClient: librdkafka 2.16 crashes if the coordinator of a client without a group has
+    moved.
+
+    Raises:
+        KafkaException: there is no answer in time (seconds).
+    """
+
+    def ask() -> int | None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": group,  # it is not joined
+                "isolation.level": "read_committed",
+                "log_level": 0,
+            }
+        )
+        deadline = time.monotonic() + timeout
+        try:
+            while True:
+                try:
+                    (found,) = consumer.committed([TopicPartition(topic, partition)], timeout)
+                    if found.error is not None:
+                        raise KafkaException(found.error)
+                    return None if found.offset < 0 else int(found.offset)
+                except (
+                    KafkaException
+                ):  # such as NOT_COORDINATOR, after which the consumer looks for the coordinator
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(POLL)
+        finally:
+            consumer.close()
+
+    return await asyncio.to_thread(ask)
 
 
 def _read(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from random import Random
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 
 import aioproducer
@@ -20,6 +20,7 @@ from tests.campaigns.chaos.proxy import Network, Proxy
 from tests.campaigns.simulation.history import Sent
 from tests.conftest import MS
 from tests.support.apache_clusters import NOTICES_SOON
+from tests.support.read_back import group_position
 
 STEADY, GROWING, MADE_ANEW = "steady", "growing", "made-anew"
 """A topic that no fault changes, one that gets more partitions, and one that is deleted and re-created."""
@@ -231,12 +232,7 @@ class World:
 
     async def position(self, group: str) -> int | None:
         """Return the group's committed offset for partition 0 of the steady topic."""
-        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(STEADY, 0)])
-        future = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=30)[
-            group
-        ]
-        (found,) = (await asyncio.to_thread(future.result, 60)).topic_partitions
-        return None if found.offset < 0 else found.offset
+        return await group_position(self.internal_servers, group, STEADY, 0)
 
     async def _ends(
         self, places: list[TopicPartition], isolation: IsolationLevel

@@ -13,11 +13,13 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
 
-from aioproducer import Producer
+from aioproducer import Producer, TopicPartition
 from aioproducer.protocol.api import ApiKey
+from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.types import ProducerRecord
 from tests.support.raw_client import NOW
+from tests.support.read_back import group_position
 
 T = TypeVar("T")
 
@@ -346,3 +348,17 @@ async def test_librdkafka_and_aiokafka_read_back_what_our_producer_wrote(version
     assert wanted == sorted(
         (one.partition, one.offset, one.timestamp, one.key, one.value, one.headers) for one in by_aiokafka
     )
+
+
+async def test_librdkafka_finds_the_position_of_a_group_whose_coordinator_has_moved():
+    async with (
+        EmbeddedCluster(1, topics={"t": 1}) as cluster,
+        Producer(cluster.bootstrap_servers, transactional_id="tx") as producer,
+    ):
+        async with producer.transaction():
+            await producer.send_offsets_to_transaction({TopicPartition("t", 0): 7}, "mine")
+        moved = cluster.faults.add(ApiKey.OFFSET_FETCH, error=ErrorCode.NOT_COORDINATOR)
+
+        assert await group_position(cluster.bootstrap_servers, "mine", "t", 0) == 7
+        assert moved.is_used_up
+        assert await group_position(cluster.bootstrap_servers, "another", "t", 0) is None
