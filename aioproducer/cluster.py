@@ -78,7 +78,7 @@ def invalid_topic(name: str) -> InvalidTopicError:
 
 
 class LeaderHint(NamedTuple):
-    """The leader of a partition that a Produce response named (KIP-951)."""
+    """The leader of a partition, as named in a Produce response (KIP-951)."""
 
     topic: str
     partition: int
@@ -131,7 +131,7 @@ class Cluster:
         The generator yields at each broker, topic and partition, so that other tasks can run in between. Only the
         last step takes longer: it compares all topics to see whether any has changed.
 
-        The leader epochs of a topic never go backwards, because a broker that has just restarted may answer from old
+        The leader epochs of a topic never go backwards, because a broker that has just restarted may respond with old
         metadata (KIP-320). A new topic id resets them (KIP-516). Without topic ids (brokers before 2.8), a re-created
         topic looks like old metadata; a lower epoch is then accepted only if the known leader is gone.
 
@@ -161,7 +161,7 @@ class Cluster:
             topic = yield from _merging_topic(name, answer, known, nodes)
             topics[name] = known if known is not None and topic == known else topic
         for name in asked:
-            # A broker must answer for every topic; a topic that it left out is treated as unknown.
+            # A broker must report every requested topic; a topic that it leaves out is treated as unknown.
             if name not in topics:
                 topics[name] = TopicInfo(name, NO_TOPIC_ID, (), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
         cluster = Cluster(nodes, response.controller_id, response.cluster_id or self.cluster_id, topics)
@@ -170,8 +170,8 @@ class Cluster:
     def with_leader_hints(self, hints: Iterable[LeaderHint], endpoints: Iterable[Endpoint]) -> Cluster:
         """Return a snapshot with the leaders that a Produce response named, or `self` if no hint is of use.
 
-        Each changed topic is copied once, however many hints it has: a broker that restarts can lead thousands of
-        partitions.
+        Each changed topic is copied only once, however many hints name it: a broker that restarts can lead thousands
+        of partitions.
         """
         if not self.nodes:
             return self
@@ -200,7 +200,7 @@ class Cluster:
     def without_epochs(self, places: Iterable[tuple[str, int]]) -> Cluster:
         """Return a snapshot without the leader epochs of some partitions, so that the next response is accepted.
 
-        Call this after a broker has reported that it does not lead the partitions, given as (topic, number). Topics
+        Call this with (topic, number) pairs after a broker has reported that it does not lead these partitions. Topics
         with an id are not changed. A topic without an id may have been re-created, and its epochs then start again
         at 0.
         """
@@ -215,7 +215,7 @@ class Cluster:
         return self._with(changed) if changed else self
 
     def _with(self, changed: dict[str, list[PartitionInfo]]) -> Cluster:
-        """Return a snapshot with other partitions in some topics."""
+        """Return a snapshot in which some topics have new lists of partitions."""
         topics = dict(self.topics)
         for name, partitions in changed.items():
             topics[name] = topics[name]._replace(partitions=untracked(tuple(partitions)))

@@ -199,8 +199,8 @@ class ProducerConfig:
             given: the settings, in milliseconds and bytes.
 
         Raises:
-            ConfigError: a setting is unknown, malformed, out of range, or contradicts another one. One error lists all
-                mistakes, but an unknown setting is reported alone.
+            ConfigError: a setting is unknown, malformed or out of range, or contradicts another one. One error lists
+                all mistakes, but an unknown setting is reported alone.
         """
         for name in given:
             if name not in SETTINGS:

@@ -35,8 +35,8 @@
     ├─ UnsupportedVersionError
     └─ BrokerError                      code, name
 
-The fields of an error contain its details, and its text says what the user can do. Error texts contain no password and
-no record key or value, but a SerializationError quotes the serializer's exception. All errors can be pickled.
+The fields of an error contain its details, and its text says what the user can do. Error texts contain no passwords and
+no record keys or values, but a SerializationError quotes the serializer's exception. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def without_tracebacks(error: E) -> E:
     """Remove the tracebacks of an error and its causes, so that it can be stored. Return the error.
 
     From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's frame.
-    A single traceback, even a cause's, would keep the objects of these frames alive until a garbage collection.
+    A single traceback, even a cause's, would keep the objects of these frames alive until the next garbage collection.
     The `__context__` is removed as well. The exception that it referred to is not changed, because user code may be
     handling it.
     """
@@ -125,7 +125,7 @@ def _rebuild(error_type: type[KafkaError], message: str, facts: dict[str, Any]) 
 
 
 class ConfigError(KafkaError, ValueError):
-    """A setting is unknown, malformed or contradicts another one.
+    """A setting is unknown or malformed, or contradicts another one.
 
     If there are several mistakes, the text has a line for each, and `errors` contains an error for each.
     """
@@ -154,7 +154,7 @@ class WrongLoopError(IllegalStateError):
 
 
 class ForkedError(IllegalStateError):
-    """The process was forked after start(): sockets and the loop belong to the parent."""
+    """The process was forked after start(): the sockets and the event loop belong to the parent."""
 
 
 class InvalidArgumentError(KafkaError, ValueError):
@@ -184,11 +184,11 @@ class InvalidTopicError(InvalidRecordError):
 
 
 class SerializationError(InvalidRecordError):
-    """A serializer raised an exception, which is the cause, or returned something other than bytes."""
+    """A serializer raised an exception (the `__cause__`) or returned something other than bytes."""
 
 
 class BufferFullError(KafkaError):
-    """`try_send` would have to wait, because the buffer is full or the topic's metadata is not known yet."""
+    """`try_send` would have had to wait, because the buffer is full or the topic's metadata is not known yet."""
 
     retriable = True
     outcome = Outcome.NOT_PERSISTED
@@ -242,7 +242,7 @@ class BootstrapError(KafkaTimeoutError):
 
 
 class DeliveryError(KafkaError):
-    """The delivery of a buffered record failed. `outcome` says whether the record may be in the log nevertheless.
+    """The delivery of a buffered record failed. `outcome` says whether the record may nevertheless be in the log.
 
     Fields: outcome, topic, partition, broker (node id or None), attempts, elapsed (seconds since its batch was opened,
     or since `send` for a record with its own timeout), last_error (the error of the last attempt, or None).
@@ -270,7 +270,7 @@ class SendManyError(KafkaError):
     """Some rows of a `send_many` failed; all others are in the log.
 
     `errors` contains the error of each failed row. `outcome` is UNKNOWN if the outcome of any failed row is UNKNOWN;
-    likewise, `retriable` and each of the other flags are set if the error of any row sets them.
+    likewise, `retriable` and the other flags are each set if the error of any row sets them.
     """
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -320,7 +320,7 @@ class TransactionTimeoutError(TransactionError, KafkaTimeoutError):
 
 
 class BrokerConnectionError(KafkaError):
-    """A connection could not be established, or was lost. `written` is True if a part of a request may have been
+    """A connection could not be established, or was lost. `written` is True if part of a request may have been
     sent."""
 
     retriable = True
@@ -350,7 +350,7 @@ class UnsupportedSaslMechanismError(AuthenticationError):
 
 
 class TlsError(AuthenticationError):
-    """The TLS handshake failed: one side rejects a certificate, or the peer does not use TLS."""
+    """The TLS handshake failed: one side rejected a certificate, or the peer does not use TLS."""
 
 
 class ProtocolError(KafkaError):
@@ -368,7 +368,7 @@ class MissingPartitionError(ProtocolError):
 
 
 class ForeignPartitionError(ProtocolError):
-    """A response names a partition that is not in the request."""
+    """A response names a partition that was not in the request."""
 
 
 class NotKafkaError(ProtocolError):

@@ -1,4 +1,4 @@
-"""The sources of a producer's settings: keywords, a mapping with any client's names, the environment, a file."""
+"""The sources of a producer's settings: keywords, a mapping that uses any client's names, the environment, a file."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class FromConfig:
         try:
             cls.__init__(producer, **sourced.settings)
         except TypeError:
-            # The __init__ of a subclass may require a setting that is missing because it has a mistake.
+            # The __init__ of a subclass may require a setting that is missing because its entry is invalid.
             sourced.mistakes.raise_if_any()
             raise
         return producer

@@ -1,6 +1,6 @@
 """Counters and histograms, which their owners update in place. `metrics()` returns them as frozen snapshots.
 
-To keep the cost low, most counters are updated for each batch or request, not for each record."""
+To keep the cost low, most counters are updated per batch or request rather than per record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MOST_NODES = 1_000
-"""The maximum number of brokers with counters of their own. Beyond that, a new broker replaces one that was never
+"""The maximum number of brokers that have their own counters. Beyond that, a new broker replaces one that was never
 connected to, or else the oldest one."""
 
 
@@ -64,7 +64,7 @@ class NodeMetrics:
     throttles: Histogram = field(default_factory=Histogram)
     """The throttle times that the broker requested, in seconds."""
     latency: Histogram = field(default_factory=Histogram)
-    """The times from the write of a request to its response, in seconds."""
+    """The times from writing a request to receiving its response, in seconds."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Metrics:
     splits: int = 0
     """Batches that were too large for a broker and were split in two."""
     data_losses: int = 0
-    """Events that lost acknowledged records, or may have lost some."""
+    """Events that lost, or may have lost, acknowledged records."""
     errors: dict[str, int] = field(default_factory=dict)
     """The number of occurrences of each error in responses and on connections, by the error's name."""
     batch_size: Histogram = field(default_factory=Histogram)
@@ -154,7 +154,7 @@ class Metrics:
     # written by connections
     nodes: dict[int, NodeMetrics] = field(default_factory=dict)
     forgotten: NodeMetrics = field(default_factory=lambda: NodeMetrics(-1))
-    """The total counts for brokers that no longer have counters of their own."""
+    """The total counts for brokers that no longer have their own counters."""
     # written by snapshot
     most_accepted: int = 0
     """The highest `records_accepted` of any snapshot so far."""
@@ -188,7 +188,7 @@ class Metrics:
     def _forget_one(self) -> None:
         """Remove the counters of a broker that was never connected to, or else the oldest broker's counters.
 
-        Otherwise, responses with many different node ids could fill the memory.
+        Otherwise, responses with many different node ids could exhaust the memory.
         """
         oldest = next(iter(self.nodes))
         gone = self.nodes.pop(next((id for id, node in self.nodes.items() if not node.connects), oldest))
@@ -218,7 +218,7 @@ class Metrics:
                 Therefore `records_accepted`, the sum of the two, is never reported lower than before.
             describe_node: returns the gauges of a broker, or None for a bootstrap address that is no longer used.
             wall_time: converts the event loop's time to wall-clock time.
-            gauges: the current values of other objects.
+            gauges: the current values that other objects provide.
         """
         described = ((node, describe_node(node.node_id)) for node in list(self.nodes.values()))
         nodes = tuple(_node(node, state) for node, state in described if state is not None)

@@ -1,7 +1,7 @@
 """Partitioners: by the key's hash, in rotation, or sticky and weighted by load (KIP-794).
 
 The compiled path hashes keys itself, with the same results as this module, and uses `UniformSticky` for records without
-a key. This module does no I/O and reads no clock; random numbers come from the given Random.
+a key. This module does no I/O and reads no clock; random numbers come from the Random that the caller passes.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def make_partitioner(
         setting: "murmur2", "murmur2_random" or "default" (Java's: murmur2 of the key, sticky without a key),
             "consistent_random" (librdkafka's default: crc32 of the key, random without a key or with an empty
             one), "consistent" (crc32; a missing key counts as an empty one), "fnv1a" and "fnv1a_random" (Sarama's
-            hash), "round_robin", "random", or a callable like `Partitioner`.
+            hash), "round_robin", "random", or a callable with the signature of `Partitioner`.
         random: the source of random numbers.
 
     Raises:
-        ConfigError: the name is unknown, or the value is neither a name nor callable.
+        ConfigError: the name is unknown, or the value is neither a name nor a callable.
     """
     if isinstance(setting, str):
         if setting in _KINDS:
@@ -180,8 +180,8 @@ class RoundRobin:
 
 
 class UniformSticky:
-    """Fills one partition with about a batch, then chooses the next at random (KIP-794). Each topic has its own
-    instance.
+    """Fills one partition with about one batch of records, then chooses the next at random (KIP-794). Each topic has
+    its own instance.
 
     A new partition is chosen after a number of bytes, not after each batch: a slow broker's batches grow, so choosing
     after each batch would send more data to slow brokers. With `adaptive`, the choice is weighted: the fewer batches
@@ -189,7 +189,7 @@ class UniformSticky:
     random order, before any is chosen again, so n choices reach all n partitions.
 
     In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
-    Pass the same object as long as these partitions have not changed; it is then not examined again.
+    Pass the same object as long as these partitions have not changed, so that it need not be examined again.
     """
 
     __slots__ = (
@@ -214,7 +214,7 @@ class UniformSticky:
         self._current = -1
         self._used = 0
         self._seen: Sequence[int] | None = None
-        # the partitions not yet chosen in this round, and the order in which the round began
+        # the partitions not yet chosen in this round, and the sequence with which the round began
         self._left: list[int] = []
         self._left_of: Sequence[int] | None = None
         # the load, written by update_load(): partition _ids[i] has the share from _bounds[i - 1] to
@@ -297,8 +297,8 @@ class UniformSticky:
 class NodeAvailability:
     """Measures how long data has been waiting for each broker that can't accept it (partition availability in KIP-794).
 
-    Time without waiting data does not count: a broker whose records have expired may be back, and only new records can
-    show that.
+    Time during which no data is waiting does not count: a broker whose records have expired may be back, and only new
+    records can show that.
 
     Only the sender uses it. Times are the event loop's, in seconds.
     """

@@ -65,8 +65,8 @@ class Producer(
         bootstrap_servers: "host:port,host:port" or a list of them; the port is 9092 if left out.
         client_id: the name of this client in the brokers' logs and quotas.
         acks: "all" (all in-sync replicas have the record), 1 (the leader has it), or 0 (no acknowledgement).
-        enable_idempotence: retries create no duplicates and keep the order with several requests in flight (KIP-98,
-            KIP-360). On by default if `acks` is "all".
+        enable_idempotence: retries create no duplicates, and keep the order even with several requests in flight
+            (KIP-98, KIP-360). On by default if `acks` is "all".
         enable_gapless_order: if a record fails, the records buffered behind it in its partition fail, too.
         enable_endless_retries: records that may be in the log are sent again until a broker answers or `close` is
             called.
@@ -100,7 +100,7 @@ class Producer(
             left (KIP-899), or after `metadata_recovery_rebootstrap_trigger_ms` without an update (KIP-1102).
         allow_auto_create_topics: let brokers create topics that do not exist.
         reconnect_backoff_ms, reconnect_backoff_max_ms: the pause between attempts to connect to a broker.
-        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: the time limit of one attempt.
+        socket_connection_setup_timeout_ms, socket_connection_setup_timeout_max_ms: the time limit for one attempt.
         connections_max_idle_ms: close connections that have been unused for this long; 0 or None: never.
         transactional_id: identifies this producer's transactions across restarts; needs idempotence and acks="all".
         transaction_timeout_ms: the time after which the broker aborts an open transaction. The producer itself aborts
@@ -119,7 +119,7 @@ class Producer(
         security: the `security_protocol`, `ssl_...` and `sasl_...` settings listed in docs/configuration.md.
 
     Raises:
-        ConfigError: a setting is unknown, malformed or contradicts another one.
+        ConfigError: a setting is unknown or malformed, or contradicts another one.
     """
 
     @remembers_arguments
@@ -191,7 +191,7 @@ class Producer(
         """Return a producer that takes part in another producer's transaction, perhaps in another process.
 
         The new producer may only send to `partitions` and flush. The producer that began the transaction ends it,
-        after this one has delivered all its records and is closed. Records need `partition=`, or a key and the
+        once this one has delivered all its records and has been closed. Records need `partition=`, or a key and the
         partitioner murmur2.
 
         If another producer has written to a partition in the same transaction, this producer's first delivery to that
@@ -202,12 +202,12 @@ class Producer(
         the transaction must also be aborted; later batches are retried as usual.
 
         Args:
-            handle: from `export_transaction`. A handle may be used once for each partition.
+            handle: from `export_transaction`. A handle may be used only once per partition.
             partitions: the partitions that only this producer writes to.
             log_append_time: whether the topics' message.timestamp.type is LogAppendTime. In that case, every response
-                contains a time. Before its first record in a partition, the producer therefore asks the leader who has
-                written to it in the transaction (Kafka 2.8). Another producer that begins to write at the same time is
-                noticed only if its batches have different sizes.
+                contains a time. Before its first record in a partition, the producer therefore asks the leader which
+                producers have written to it in the transaction (Kafka 2.8). Another producer that begins to write at
+                the same time is noticed only if its batches have different sizes.
             config: settings under any client's names, as for `from_config`.
             settings: the settings of `Producer`, except transactional_id.
         """
@@ -232,7 +232,7 @@ class Producer(
         `init_transactions()` takes over the transactional id permanently.
 
         Args:
-            handle: from `release_transaction`. A handle may be resumed once.
+            handle: from `release_transaction`. A handle may be resumed only once.
             config: settings under any client's names, as for `from_config`.
             settings: the settings of `Producer`, except transactional_id.
         """
@@ -247,7 +247,7 @@ class Producer(
     # ------------------------------------------------------------------------------------------- sending
 
     # `send`, `send_and_wait` and `try_send` are declared in the base class SendCalls, in records/send_calls.py. Their
-    # part that need not wait is compiled: records/_record_path.pyx.
+    # non-waiting part is compiled: records/_record_path.pyx.
 
     async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
         """Send a record that has to wait: for metadata, an async serializer, the user's partitioner, or room."""
@@ -392,13 +392,13 @@ class Producer(
     # ----------------------------------------------------------------------------------- other public calls
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record sent so far has its result. Batches with these records do not linger.
+        """Wait until the result of every record sent so far is known. Batches with these records do not linger.
 
         Args:
             timeout: the maximum wait in seconds; None for no limit other than delivery_timeout_ms.
 
         Raises:
-            TimeoutError: some records have no result yet. These records are still being sent.
+            TimeoutError: the results of some records are not known yet. These records are still being sent.
 
         Cancelling the call has no effect on the records.
         """
@@ -416,10 +416,10 @@ class Producer(
 
         Args:
             topic: its name.
-            timeout: seconds to wait for metadata of the topic; None for max_block_ms.
+            timeout: seconds to wait for the topic's metadata; None for max_block_ms.
 
         Raises:
-            MetadataTimeoutError: the topic was not known in time.
+            MetadataTimeoutError: the topic's metadata did not arrive in time.
         """
         self._check_usable()
         check_target(topic, None)

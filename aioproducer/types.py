@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 Data: TypeAlias = bytes | bytearray | memoryview
-"""A key or a value that needs no serializer."""
+"""A key or a value that does not need a serializer."""
 
 if TYPE_CHECKING:  # TypeVar has defaults from Python 3.13 on, but type checkers know them in every version
     from typing_extensions import TypeVar
@@ -117,7 +117,7 @@ class Node(NamedTuple):
 class Outcome(Enum):
     """Whether a record whose delivery failed may be in the log.
 
-    NOT_PERSISTED is used only if it is provable: the record was never written to a socket, or the broker rejected it
+    NOT_PERSISTED is used only if it can be proved: the record was never written to a socket, or the broker rejected it
     before the append. Otherwise the outcome is UNKNOWN: the record may be in the log.
     """
 

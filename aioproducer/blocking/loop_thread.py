@@ -1,7 +1,7 @@
 """The thread whose event loop all blocking producers in a process share, and how a call waits for it.
 
 The thread starts with the first producer and ends with the last one. It does not exist in a forked child.
-Producers that are still open when the interpreter exits are closed then."""
+Producers that are still open at interpreter exit are closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 SLICE = 0.1
 """The longest single wait, in seconds. On POSIX, Ctrl-C interrupts a wait at once; on Windows, between two waits."""
 EXIT_SECONDS = 10.0
-"""The maximum number of seconds for a producer that is still open to deliver its records when the interpreter exits."""
+"""The number of seconds that a producer still open at interpreter exit has to deliver its records."""
 GRACE_SECONDS = 5.0
 """Additional seconds for a producer to close after it has dropped its remaining records. If closing takes longer, a
 callback is blocking the loop."""
@@ -184,7 +184,7 @@ def enter(producer: Closing) -> LoopThread:
 
 
 def leave(producer: Closing, thread: LoopThread) -> None:
-    """Unregister a closed producer; the last one ends the thread."""
+    """Unregister a closed producer. End the thread if it was the last one."""
     global _current
     with _lock:
         thread.producers.pop(producer, None)
@@ -218,8 +218,8 @@ def close_all() -> None:
         leave(producer, thread)
 
 
-# atexit calls functions in reverse order of registration. The modules that close_all() needs register functions of
-# their own on import, so they must be imported first.
+# atexit calls functions in reverse order of registration. The modules that close_all() needs register their own
+# functions on import, so they must be imported first.
 importlib.import_module("aioproducer.producer")
 atexit.register(close_all)
 
@@ -305,7 +305,7 @@ def wait_for(ended: Flag, seconds: float | None = None, thread: LoopThread | Non
 
 
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop
-"""Returns the event loop that runs in this thread, or None.
+"""Returns the event loop that is running in this thread, or None.
 
 Every `send` calls this function; asyncio.get_running_loop() would raise an exception each time."""
 
@@ -314,7 +314,7 @@ def check_may_block() -> None:
     """Raise WrongLoopError if a blocking call would stop an event loop."""
     if running_loop() is not None and not _is_notebook():
         raise WrongLoopError(
-            "an event loop runs in this thread, and a blocking call would stop it; use `async with "
+            "an event loop is running in this thread, and a blocking call would stop it; use `async with "
             "aioproducer.Producer(...)` here, or make the call in asyncio.to_thread"
         )
 

@@ -74,12 +74,12 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     (max_block_ms); records from one thread stay in order. Ctrl-C interrupts a waiting call, with the same effect as
     cancelling the call of the asyncio producer.
 
-    Serializers, interceptors and callbacks of deliveries run in the loop thread, and must not block it.
+    Serializers, interceptors and delivery callbacks run in the loop thread, and must not block it.
 
-    A producer that is still open when the interpreter exits is closed then, within 10 seconds and with a warning.
+    A producer that is still open at interpreter exit is closed within 10 seconds, and a warning is logged.
 
     Raises, from every call:
-        WrongLoopError: an event loop runs in this thread; use `aioproducer.Producer` there.
+        WrongLoopError: an event loop is running in this thread; use `aioproducer.Producer` there.
         ForkedError: the process was forked after start(); build a producer in the child.
     """
 
@@ -264,14 +264,14 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
             self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
         except TimeoutError:
             self._log.error(
-                "%r did not end within %g s; a callback, serializer or interceptor blocks its event loop",
+                "%r did not end within %g s; a callback, serializer or interceptor is blocking its event loop",
                 self,
                 GRACE_SECONDS,
             )
         leave(self, thread)
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close at interpreter exit. The returned function waits until closing has ended, and logs errors
+        """Begin to close at interpreter exit. The returned function waits for the close to finish, and logs errors
         instead of raising them."""
         if not self._closes_at_exit:
             self._log.warning(
@@ -415,7 +415,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         return self._call(partial(self._inner.partition_info, topic, timeout=timeout))
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
-        """Return all counters and gauges, in every state; see `aioproducer.Producer.metrics`."""
+        """Return all counters and gauges. Works in every state; see `aioproducer.Producer.metrics`."""
         return self._look(partial(self._inner.metrics, window=window))
 
     def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
@@ -423,7 +423,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         return self._look(partial(self._inner.health, max_unacked_seconds=max_unacked_seconds))
 
     def describe(self) -> Description:
-        """Return a description for a bug report, in every state; see `aioproducer.Producer.describe`."""
+        """Return a description for a bug report. Works in every state; see `aioproducer.Producer.describe`."""
         return self._look(self._inner.describe)
 
     def ping(self, timeout: float = 2.0) -> Ping:
@@ -472,7 +472,8 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
                 producer.send("orders", b"...")
                 transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
-        Ctrl-C also aborts it. It includes records from all threads. Errors as in `aioproducer.Producer.transaction`.
+        Ctrl-C also aborts it. It includes records from all threads. The errors are those of
+        `aioproducer.Producer.transaction`.
         """
         return TransactionScope(self, self._inner.transaction())
 

@@ -1,4 +1,4 @@
-"""The results of the rows of one `send_many` call, for threads."""
+"""The results of one `send_many` call, for threads."""
 
 from __future__ import annotations
 

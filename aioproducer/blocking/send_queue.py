@@ -235,7 +235,7 @@ class Delivery:
     was queued, the delivery has the error that `send` would have raised.
     """
 
-    # An acknowledgement does no work in this class: the state is looked up when a method is called.
+    # An acknowledgement causes no work in this class: the state is looked up when a method is called.
 
     __slots__ = (
         "_callbacks",

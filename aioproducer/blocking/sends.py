@@ -55,8 +55,8 @@ class Sends:
     ) -> Delivery:
         """Put a record into the buffer and return its delivery; arguments as in `aioproducer.Producer.send`.
 
-        `send` waits for the metadata of a new topic, for room in the buffer (max_block_ms), for a large record, and for
-        serializers and interceptors. Otherwise it returns immediately.
+        `send` waits for the metadata of a new topic, for room in the buffer (max_block_ms), for serializers and
+        interceptors, and for the loop to buffer a large record. Otherwise it returns immediately.
 
         Raises:
             KafkaError: those of `aioproducer.Producer.send`, which mean that the record was not sent. An error that
@@ -104,7 +104,7 @@ class Sends:
         headers: Any,
         timeout: object,
     ) -> bool:
-        """Return True if the record is certainly valid, cannot change any more, and need not wait."""
+        """Return True if the record is certainly valid, can no longer change, and need not wait."""
         return (
             self._may_queue
             and self._inner._tracer is None  # the span needs the caller's context

@@ -32,18 +32,18 @@ def shared_producer(**settings: Any) -> Producer[Any, Any]:
             producer = shared_producer(bootstrap_servers="localhost:9092")
             producer.send("orders", str(order_id).encode()).result()
 
-    Equal settings give the same producer in all threads. The call does not wait for brokers: the producer connects in
-    the background, and `send` waits for its topic (max_block_ms). The producer is closed when the interpreter exits,
-    within 10 seconds, or by `close_shared_producers`. Do not use it in a `with` statement. After a close, the next call
-    builds a new one.
+    Calls with equal settings return the same producer in all threads. The call does not wait for brokers: the
+    producer connects in the background, and `send` waits for its topic (max_block_ms). The producer is closed at
+    interpreter exit, within 10 seconds, or by `close_shared_producers`. Do not use it in a `with` statement. After the
+    producer is closed, the next call builds a new one.
 
     Args:
         settings: the settings of `Producer`, except transactional_id.
 
     Raises:
-        ConfigError: a setting is unknown, malformed or contradicts another one; or a transactional_id was given.
-        WrongLoopError: an event loop runs in this thread.
-        IllegalStateError: the same thread is already building a shared producer, e.g. a log handler made the call.
+        ConfigError: a setting is unknown, malformed or contradicts another one; or transactional_id is set.
+        WrongLoopError: an event loop is running in this thread.
+        IllegalStateError: the call, e.g. from a log handler, is made in a thread that is building a shared producer.
     """
     try:
         found = _open(settings)
@@ -92,7 +92,7 @@ def _build(settings: dict[str, Any]) -> Producer[Any, Any]:
         )
     if _is_building:
         raise IllegalStateError(
-            "shared_producer() was called while this thread builds a shared producer; keep the log handler that "
+            "shared_producer() was called while this thread was building a shared producer; keep the log handler that "
             "calls it away from the loggers under 'aioproducer'"
         )
     _is_building = True

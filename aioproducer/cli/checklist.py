@@ -1,4 +1,4 @@
-"""The steps of a check. Each step passed, failed or needs attention, and may include advice."""
+"""The steps of a check. Each step has passed, has failed or needs attention, and may include advice."""
 
 from __future__ import annotations
 

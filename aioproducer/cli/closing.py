@@ -20,7 +20,7 @@ class Closing:
         return self._task is not None
 
     def at_once(self, timeout: float = 0.0) -> None:
-        """Fail the records that have no result after `timeout` seconds, or now if closing has already begun."""
+        """Fail the records that have no result after `timeout` seconds, or immediately if closing has already begun."""
         if self._task is None:
             self._begin(timeout)
         else:

@@ -36,7 +36,7 @@ WRITE = 4
 async def ask_metadata(
     connection: Connection, config: ProducerConfig, checklist: Checklist, topic: str | None
 ) -> MetadataResponse | None:
-    """Request the metadata of brokers and topic without creating the topic. Return None if the request failed."""
+    """Request metadata for the brokers and the topic, without creating the topic. Return None if the request failed."""
     request = MetadataRequest(
         topics=[] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)],
         allow_auto_topic_creation=False,
@@ -123,8 +123,8 @@ def _listed(numbers: list[int]) -> str:
 
 
 async def check_producer_id(connection: Connection, config: ProducerConfig, checklist: Checklist) -> None:
-    """Request a producer id, which idempotence needs. Like a producer, repeat the request as long as a broker asks for
-    that, for up to `request_timeout_ms`.
+    """Request a producer id, which idempotence needs. Like a producer, repeat the request while the broker asks for a
+    retry, for up to `request_timeout_ms`.
 
     The request contains no transactional id, because another producer may own it."""
     if not config.enable_idempotence:

@@ -31,7 +31,7 @@ class Columns:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All columns that were named for a part of the record."""
+        """All columns that were named as parts of the record."""
         one_each = (self.key, self.value, self.timestamp, self.partition)
         return (*(name for name in one_each if name is not None), *self.headers)
 

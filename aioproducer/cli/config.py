@@ -19,7 +19,7 @@ from aioproducer.settings.entries import Entry, entries_of_file, resolve
 from aioproducer.settings.table import SETTINGS
 
 MARKS = {"used": "green", "ignored": "yellow", "rejected": "bold red"}
-"""The ways a line can be handled, each with its display colour."""
+"""The ways in which a line can be handled, each with its display colour."""
 
 
 @dataclass(frozen=True, slots=True)

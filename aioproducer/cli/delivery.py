@@ -18,7 +18,7 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.rows import Rows
 
 STEPS_PER_SECOND = 20
-"""With --rate, the number of parts in which each second's records are sent."""
+"""With --rate, the number of parts into which each second's records are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Target:
 
 
 class Delivery:
-    """One run of `produce`. `run()` returns when every record that was sent has its result."""
+    """One run of `produce`. `run()` returns once the results of all records that were sent are known."""
 
     def __init__(
         self, producer: Producer, feed: Feed, target: Target, ledger: Ledger, failed: FailedFile | None
@@ -87,7 +87,7 @@ class Delivery:
             await settling
 
     def give_up(self) -> None:
-        """Fail the records that have no result yet, so that `run()` ends."""
+        """Fail the records whose results are not known yet, so that `run()` ends."""
         self._closing.at_once()
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class Delivery:
         self._failed = None
 
     def stop_for(self, error: KafkaError) -> None:
-        """End the run because of an error that is not limited to single records."""
+        """End the run because of an error that is not limited to individual records."""
         self.feed.stop()
         if not self.problem and not self._closing.has_begun:
             self.problem, self.code = str(error), code_of(error)

@@ -15,7 +15,7 @@ MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The figures for a whole run. Latencies are in milliseconds, None if no record was delivered."""
+    """The figures for a whole run. Latencies are in milliseconds, or None if no record was delivered."""
 
     delivered: int
     failed: int
@@ -47,7 +47,7 @@ class Total:
                 f"{self.p95:.2f} ms 95th, {self.p99:.2f} ms 99th, {self.p99_9:.2f} ms 99.9th."
             )
         if self.failed or self.unknown:
-            text += f"\n{self.failed} records failed, the outcome of {self.unknown} is unknown."
+            text += f"\n{self.failed} records failed; the outcome of {self.unknown} is unknown."
         if self.cpu_us_per_record is not None:
             text += f"\n{self.cpu_us_per_record:.2f} us CPU per record."
         return text
@@ -60,7 +60,7 @@ class Figures:
         """Start measuring.
 
         Args:
-            acknowledged: returns the number of acknowledged records so far.
+            acknowledged: returns the number of records acknowledged so far.
         """
         self._acknowledged = acknowledged
         self._began = self._window_began = time.perf_counter()

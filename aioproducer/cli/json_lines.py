@@ -1,4 +1,4 @@
-"""Rows from JSON lines (one JSON value in each line), and the format of the file of failed records."""
+"""Rows from JSON lines (one JSON value per line), and the format of the file of failed records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_records(source: Source, before: int) -> Iterator[Rows]:
 
     def record(_: bytes, row: Any) -> Record:
         if not isinstance(row, dict) or "value" not in row:
-            raise ValueError('not an object with the field "value", as --failed writes it')
+            raise ValueError('not an object with a "value" field, as written by --failed')
         headers = row.get("headers")
         return Record(
             _decoded(row["value"]),

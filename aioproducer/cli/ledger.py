@@ -23,7 +23,7 @@ class Ledger:
         self.saved = 0
         """The number of failed and unknown records that are in the file of failed records."""
         self.through = skip
-        """The last row such that every record up to it is delivered or in the file of failed records."""
+        """The last row up to which every record is either delivered or in the file of failed records."""
         self.delivered_later = 0
         """The number of delivered records in rows after `through`."""
         self.first_error = ""

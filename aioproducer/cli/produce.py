@@ -131,7 +131,7 @@ def produce(
         bool,
         typer.Option(
             "--keep",
-            help="Also keep the columns that an option names in the JSON value.",
+            help="Also keep, in the JSON value, the columns that an option names.",
             rich_help_panel=IN_COLUMNS,
         ),
     ] = False,

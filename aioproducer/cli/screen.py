@@ -71,11 +71,11 @@ class Screen:
         self.say("Waiting for the results of the records that were sent; press Ctrl-C again to stop at once.")
 
     def fail(self, text: str) -> None:
-        """Write the reason why the command failed to standard error."""
+        """Write to standard error the reason why the command failed."""
         self.err.print(Text.assemble((f"{self.cross} ", "bold red"), text))
 
     def show_log(self, verbosity: int, *, without_v: int = logging.WARNING) -> None:
-        """Show the library's log: INFO and above with -v, DEBUG and above with -vv, else `without_v` and above."""
+        """Show the library's log: INFO and above with -v, DEBUG and above with -vv, otherwise `without_v` and above."""
         log = logging.getLogger("aioproducer")
         log.setLevel([without_v, logging.INFO, logging.DEBUG][min(verbosity, 2)])
         log.addHandler(_ToScreen(self))

@@ -39,7 +39,7 @@ class Given:
 
 
 def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
-    """Return a producer that is not started.
+    """Return a producer that has not been started.
 
     Args:
         given: the user's options.
@@ -47,7 +47,7 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
         fixed: settings from the command itself, which override all others.
 
     Raises:
-        ConfigError: a setting is unknown, malformed or contradicts another one.
+        ConfigError: a setting is unknown or malformed, or contradicts another one.
         UsageError: -X is not KEY=VALUE.
     """
     overrides = _overrides(given)
@@ -97,5 +97,5 @@ def warn_of_secrets(settings: Iterable[str], screen: Screen) -> None:
             variable = f"{ENVIRONMENT}{key.setting.upper()}"
             screen.warn(
                 f"-X {name}: every user on this machine can see a command's arguments; "
-                f"put it into a file for -F, or into the variable {variable}"
+                f"put it in a file for -F, or in the variable {variable}"
             )

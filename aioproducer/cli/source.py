@@ -41,7 +41,7 @@ class Source:
         return data
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the lines that each read completed, as one block without the line ending of its last line.
+        """Yield the lines completed by each read, as one block without the line ending of its last line.
 
         Raises:
             OSError: the file cannot be read any further. The lines before the error have been yielded.
@@ -63,7 +63,7 @@ class Source:
             yield block
 
     def lines(self) -> Iterator[list[bytes]]:
-        """Yield the lines of each block without their line endings. Raise the errors of `blocks`."""
+        """Yield the lines of each block without their line endings. Raise the same errors as `blocks`."""
         return (block.split(b"\n") for block in self.blocks())
 
 

@@ -20,7 +20,7 @@ MOST_RECORDS = 10_000
 LONGEST = 10.0
 """A transaction is committed after MOST_RECORDS records or LONGEST seconds, whichever comes first."""
 MOST_COMMITS = 3
-"""The maximum number of attempts to commit if the response is missing. Each attempt takes up to max_block_ms."""
+"""The maximum number of attempts to commit if no response arrives. Each attempt takes up to max_block_ms."""
 PARTING = 2.0
 """The maximum number of seconds for aborting the open transaction after the second Ctrl-C."""
 
@@ -97,7 +97,7 @@ class TransactionalDelivery(Delivery):
             receipt = await self.target.send(self.producer, rows)
         except KafkaError as error:
             if error.requires_abort:
-                self._parts.append((rows, None))  # the abort of the transaction fails these rows too
+                self._parts.append((rows, None))  # aborting the transaction also fails these rows
             else:
                 self.stop_for(error)
             await self._abort(error)

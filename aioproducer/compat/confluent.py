@@ -55,7 +55,7 @@ class Producer(AsyncProducer[Any, Any]):
             await producer.send("orders", "text", key="42", headers={"source": "web"})
 
     Args:
-        config: settings under the names of librdkafka, Java or aioproducer.
+        config: settings under their librdkafka, Java or aioproducer names.
         settings: settings as for `aioproducer.Producer`; they take precedence over `config`.
 
     A record's value, key and header values may be str, which is encoded as UTF-8; a serializer receives the str
@@ -63,7 +63,7 @@ class Producer(AsyncProducer[Any, Any]):
     is librdkafka's, "consistent_random", so each key stays in the partition that confluent-kafka chose.
 
     Raises:
-        ConfigError: in the same cases as in `aioproducer.Producer.from_config`.
+        ConfigError: in the same cases as `aioproducer.Producer.from_config`.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:

@@ -19,7 +19,7 @@ class Changes:
                 waiter.set_result(None)
 
     async def next(self, until: float) -> None:
-        """Wait for the next change, but no longer than until the given loop time."""
+        """Wait for the next change, but not beyond the loop time `until`."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:

@@ -51,8 +51,8 @@ class Threads:
     """Threads for calls that may hang: file access, the user's functions, Kerberos.
 
     The loop's default executor is not used, because the application needs it for its own calls. At most `most` calls
-    run at the same time. A call that hangs still counts after its caller was cancelled, and further calls may have to
-    wait for it. No thread delays the exit of the interpreter. An instance belongs to the loop on which it is first
+    run at the same time. A call that hangs still counts after its caller has been cancelled, and further calls may have
+    to wait for it. No thread delays the exit of the interpreter. An instance belongs to the loop on which it is first
     used.
     """
 
@@ -83,7 +83,7 @@ class Threads:
         try:
             done = loop.run_in_executor(_DAEMONS, work)
         except RuntimeError:
-            # No thread can be started while the interpreter exits, but a record in flight may still need this call.
+            # No thread can be started while the interpreter is exiting, but a record in flight may still need the call.
             return work()()
         return (await done)()
 

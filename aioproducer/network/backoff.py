@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 JITTER = 0.2
-"""The fraction by which each back-off is randomly longer or shorter, so that clients do not all reconnect together."""
+"""The maximum fraction by which a back-off is randomly changed, so that clients do not all reconnect together."""
 
 FAST_RETRY = (0.02, 1.0)
 """The first and the longest pause in seconds while a broker finishes a task that usually takes milliseconds, such as

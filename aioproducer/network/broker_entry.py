@@ -17,12 +17,12 @@ from aioproducer.types import Node
 
 FIRST_ASKED = (4, 4, 3, 3, 0)
 """The version of the first ApiVersions request, indexed by the number of consecutive connections that the broker
-closed instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection on an unknown
-version."""
+closed instead of answering. Some brokers (Azure Event Hubs) predate KIP-511 and close the connection if they do not
+know the version."""
 
 
 class BrokerEntry:
-    """The state of one broker, which outlives a single connection to it."""
+    """The state of one broker, which outlives any single connection to it."""
 
     __slots__ = (
         "attempt",
@@ -56,7 +56,7 @@ class BrokerEntry:
         self.failed_setups = 0
         """The number of consecutive connections that could not be established."""
         self.hang_ups = 0
-        """The number of consecutive connections that the broker closed on an ApiVersions request."""
+        """The number of consecutive connections that the broker closed instead of answering ApiVersions."""
         self.failing_since: float | None = None
         """Loop time at which the first attempt counted in `failed_setups` began."""
         self.losses = 0

@@ -1,7 +1,7 @@
 """Manages the connections to all brokers: connects with back-off, routes requests by node id, closes connections.
 
 The sender calls `ready`, which never waits; metadata uses `request_any`. Each change sets the sender's wake-up event;
-there are no callbacks."""
+the sender is not called back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REFUSED_BACKOFF_MAX = 10.0
 lock the account."""
 
 TRY_ANOTHER_AFTER = 0.5
-"""For requests to any broker: seconds without a connection after which another broker is tried in parallel."""
+"""Seconds without a connection after which a request that any broker can answer tries another one in parallel."""
 
 
 class Brokers:
@@ -83,7 +83,7 @@ class Brokers:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes to connect to. Like describe() and reasons(), it copies the entries, so any thread may read it."""
+        """The nodes to connect to. Any thread may read them: the entries are copied, as in describe() and reasons()."""
         return [entry.node for entry in list(self._entries.values())]
 
     @property
@@ -94,13 +94,13 @@ class Brokers:
     def rebootstrap(self) -> None:
         """Discard the cluster's nodes and start again from the bootstrap addresses (KIP-899, KIP-1102).
 
-        Requests in flight are not cancelled: they complete or fail at their own deadlines.
+        Requests in flight are not cancelled: they complete, or fail at their own deadlines.
         """
         if not self._is_closed:
             self._replace(self._bootstrap_nodes())
 
     def update(self, cluster: Cluster) -> None:
-        """Use the nodes in a snapshot; connections to nodes that were removed or moved are drained."""
+        """Use the nodes in a snapshot, and drain connections to nodes that were removed or moved."""
         if cluster.nodes and not self._is_closed:
             self._has_known_cluster = True
             self._replace(cluster.nodes)
@@ -150,8 +150,8 @@ class Brokers:
             return entry.connection if entry.connection.can_send else None
         self._connect(entry)
         if entry.failures or self._waits_in_vain(entry):
-            # The sender has records for a broker that may be gone; the partitions may have new leaders now or
-            # soon. The sender is not woken, or it would loop: each new snapshot makes it call `ready` again.
+            # The sender has records for a broker that may be gone; the partitions may have new leaders, now or
+            # soon. The sender is not woken, since it would loop: each new snapshot makes it call `ready` again.
             self.update_wanted = True
         return None
 
@@ -163,10 +163,10 @@ class Brokers:
     def retry_at(self, node_id: int, since: float) -> float | None:
         """Return the loop time at which to call `ready` again, or None if the wake-up event will announce the change.
 
-        A time is returned during back-off, while the broker throttles, and when an attempt to connect has just begun.
+        A time is returned during back-off and throttling, and when an attempt to connect has just begun.
 
-        `since` must be a loop time from before the call of `ready`. With a later time, the end of a throttle in
-        between would be missed, and no event would follow.
+        `since` must be a loop time from before the call to `ready`. With a later time, throttling that ends in between
+        would be missed, and no event would follow.
         """
         entry = self._entries.get(node_id)
         if entry is None:
@@ -201,7 +201,7 @@ class Brokers:
         return [entry.describe(now) for entry in list(self._entries.values())]
 
     def in_flight(self, node_id: int) -> int:
-        """Return the number of requests to this broker that are not answered yet."""
+        """Return the number of requests to this broker that have not been answered yet."""
         entry = self._entries.get(node_id)
         return entry.connection.in_flight if entry is not None and entry.connection is not None else 0
 
@@ -246,7 +246,7 @@ class Brokers:
         """Return the best broker for a request that any broker can answer; None while all are in back-off or throttled.
 
         The order of preference: the connected, unthrottled broker with the fewest requests in flight; a broker that is
-        connecting; a broker that may be connected to. Equal candidates take turns.
+        connecting; an unconnected broker that is not in back-off. Equal candidates take turns.
         """
         now = asyncio.get_running_loop().time()
         self._rotation += 1
@@ -262,13 +262,13 @@ class Brokers:
     async def request_any(
         self, message: Message, timeout: float, *, version_ceiling: int | None = None
     ) -> Any:
-        """Send a request to the broker that is ready first and return its response; see `ask_any`."""
+        """Send a request to the first broker that is ready and return the response; see `ask_any`."""
         return (await self.ask_any(message, timeout, version_ceiling=version_ceiling))[1]
 
     async def ask_any(
         self, message: Message, timeout: float, *, version_ceiling: int | None = None
     ) -> tuple[Node, Any]:
-        """Send a request to the broker that is ready first; return the broker that answered, and its response.
+        """Send a request to the first broker that is ready; return the broker that answered, and its response.
 
         The in-flight limit does not apply. Another broker is tried in parallel if connecting takes half a second, or if
         no response arrives within HEDGE_AFTER seconds. If the call is cancelled, the response is discarded.
@@ -355,7 +355,7 @@ class Brokers:
         version_ceiling: int | None = None,
         about_to_write: Callable[[], None] | None = None,
     ) -> Any:
-        """Send a request to one broker, connect to it first if necessary, and return its response.
+        """Send a request to one broker, connecting to it first if necessary, and return its response.
 
         Throttling delays the request; the in-flight limit does not apply. If `request_node` is cancelled, the response
         is discarded.
@@ -534,7 +534,7 @@ class Brokers:
         self._changed()
 
     def _lost(self, entry: BrokerEntry, error: KafkaError) -> None:
-        """Handle a connection that was lost or could not be established: start the back-off, request new metadata."""
+        """Handle a connection that was lost or could not be established: start the back-off and request metadata."""
         if self._is_closed:
             return
         config = self._config

@@ -1,4 +1,4 @@
-"""A connection to one broker: opens the socket, does the TLS handshake, negotiates versions, authenticates.
+"""Connects to one broker: opens the socket, does the TLS handshake, negotiates versions, and authenticates.
 
 request_stream.py handles the requests and responses."""
 
@@ -34,7 +34,7 @@ from aioproducer.security.tls import certificate_name, handshake_error
 from aioproducer.types import Node
 
 TLS_PROBE_TIMEOUT = 1.0
-"""The maximum number of seconds spent on finding out whether a port that closed the connection requires TLS."""
+"""The maximum number of seconds spent finding out whether a port that closed the connection requires TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Attempt:
     first_asked: int = CLIENT_VERSIONS[ApiKey.API_VERSIONS].max
     """The version of the first ApiVersions request."""
     setup_timeout: float | None = None
-    """The time limit of each set-up step in seconds; None for the configured one. `request_timeout` also limits each
+    """The time limit for each set-up step, in seconds; None for the configured one. `request_timeout` also limits each
     response during set-up."""
     renew_at: float = 0.85
     """The fraction of a session's lifetime after which the connection re-authenticates."""
@@ -59,7 +59,7 @@ DEFAULT_ATTEMPT = Attempt()
 
 
 class Connection(RequestStream):
-    """A connection to one broker, which passes itself to `on_change` whenever `can_send` may have changed.
+    """A connection to one broker. Passes itself to `on_change` whenever `can_send` may have changed.
 
     A closed connection stays closed; Brokers creates a new one for each attempt to connect. A connection belongs to
     one event loop.
@@ -93,7 +93,7 @@ class Connection(RequestStream):
         self._login = login or Login(config)
         self._setup_timeout = attempt.setup_timeout or config.socket_connection_setup_timeout
         self._answer_timeout = min(self._setup_timeout, config.request_timeout)
-        """The time limit in seconds of each response during the handshake, and of the whole TLS handshake."""
+        """The time limit in seconds for each response during the handshake, and for the whole TLS handshake."""
         self._authentication = Authentication(
             self._login, self, host=node.host, timeout=self._setup_timeout, renew_at=attempt.renew_at
         )
@@ -244,8 +244,8 @@ class Connection(RequestStream):
             host, port, timeout, config.connector, config.resolved_address_filter, self._attempt.passed_over
         ):
             raise NotKafkaError(
-                f"{self}: the peer closed the connection on a Kafka request and answers TLS: this port requires TLS; "
-                "set security_protocol to SSL or SASL_SSL",
+                f"{self}: the peer closed the connection after a Kafka request but answers TLS: this port requires "
+                "TLS; set security_protocol to SSL or SASL_SSL",
                 peer="TLS",
             ) from error
 
@@ -296,7 +296,7 @@ class Connection(RequestStream):
 
     @property
     def unanswered_for(self) -> float:
-        """The seconds since opening the socket began, until the broker answers ApiVersions; after that, 0.0."""
+        """The seconds since opening the socket began, if ApiVersions has not been answered yet; otherwise 0.0."""
         is_waiting = self.state in (
             ConnectionState.CONNECTING,
             ConnectionState.TLS,

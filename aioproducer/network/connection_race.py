@@ -16,10 +16,10 @@ from aioproducer.network.connection import Connection
 from aioproducer.network.request_stream import LATE_TIMER
 
 HEAD_START = 1.0
-"""Seconds without a response to ApiVersions after which a second connection is opened in parallel to the first."""
+"""Seconds without a response to ApiVersions after which a second connection is opened in parallel with the first."""
 
 Make: TypeAlias = Callable[[int], Connection]
-"""A function that creates a connection, given its number: 0 for the first one, 1, 2, ... for the parallel ones."""
+"""A function that creates a connection, given its number: 0 for the first one, and 1, 2, ... for the parallel ones."""
 
 
 class _Attempt:
@@ -46,7 +46,7 @@ class _Attempt:
 
 
 async def first_to_answer(first: Connection, make: Make, pause: float) -> Connection:
-    """Return the connection that receives an ApiVersions response first; the caller authenticates it. Close the others.
+    """Return the first connection to receive an ApiVersions response, for the caller to authenticate. Close the others.
 
     The first connection may use its whole set-up time. If it fails, the race ends with its error. The second one is
     opened after HEAD_START and replaced by a new one every `pause` seconds, so there are never more than two.

@@ -79,7 +79,7 @@ async def dial(
 async def _looked_up(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[tuple[Any, ...]]:
     try:
         return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except RuntimeError:  # asyncio can no longer start a thread while the interpreter shuts down
+    except RuntimeError:  # asyncio can no longer start a thread while the interpreter is shutting down
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
@@ -200,8 +200,8 @@ async def answers_tls(
     address_filter: ResolvedAddressFilter | None,
     passed_over: int,
 ) -> bool:
-    """Return whether the port answers a TLS ClientHello. This test is needed because some TLS ports answer plain text
-    without an alert.
+    """Return whether the port answers a TLS ClientHello. This test is needed because some TLS ports do not answer plain
+    text with an alert.
 
     The ClientHello contains no host name and no secret. The connection is closed after the first bytes of the answer.
     """

@@ -64,8 +64,8 @@ async def learn_versions(
         # negotiation can't continue forever.
         answer = await ask(request, max(0, min(_newest(answer), asked - 1)))
     elif asked < FIRST_WITH_FEATURES <= _newest(answer):
-        # The first request had a low version, because the broker closed earlier connections on a higher one.
-        # Without a second request, the features would stay unknown.
+        # The first request had a low version, because the broker closed earlier connections when it received a
+        # higher one. Without a second request, the features would stay unknown.
         answer = await ask(request, FIRST_WITH_FEATURES)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is not Action.SUCCEED:
         name = error_name(answer.error_code)

@@ -1,7 +1,7 @@
 """Keeps the Cluster snapshot up to date: one task refreshes it when it is old, on request, or for a new topic.
 
-All requests for a refresh are merged: only one refresh runs at a time, with back-off in between. `send` waits in
-`wait_for_topic` for a topic that is not known yet."""
+All requests for a refresh are merged: only one refresh runs at a time, with a back-off between refreshes. `send`
+waits in `wait_for_topic` for a topic that is not known yet."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHORTEST_PAUSE = 0.005
 
 
 class Metadata:
-    """The current snapshot of the cluster, and the task that refreshes it. It belongs to one event loop."""
+    """The snapshot of the cluster, and the task that refreshes it. A Metadata object belongs to one event loop."""
 
     def __init__(self, core: Core, brokers: Brokers) -> None:
         self._config = config = core.config
@@ -288,8 +288,8 @@ class Metadata:
         """Return the reasons why no bootstrap server has returned metadata."""
         reachability = self._brokers.reachability
         reasons = reachability.reasons()
-        # A broker that closes the connection on each request is usually connected or connecting, so `reasons` does not
-        # contain its error.
+        # A broker that closes the connection after each request is usually connected or connecting, so `reasons` does
+        # not contain its error.
         if self.last_error is not None and len(reachability.errors()) < len(self._brokers.nodes):
             reasons += f"; the last request failed: {self.last_error}"
         return reasons

@@ -1,4 +1,4 @@
-"""Sums up why brokers can't be reached: for error texts, for the log, and for the choice to bootstrap again.
+"""Sums up why brokers can't be reached: for error texts, for the log, and for the decision whether to rebootstrap.
 
 Brokers owns the entries; nothing here does I/O or changes an entry."""
 
@@ -29,8 +29,8 @@ class Reachability:
 
     @property
     def refusal(self) -> KafkaError | None:
-        """The authentication error for a broker, or the error that says that certificates can't be read; otherwise
-        None."""
+        """The authentication error for a broker, or the error that says that certificates can't be read; None if there
+        is neither."""
         errors = [entry.last_error for entry in self._entries.values()]
         return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 
@@ -51,7 +51,7 @@ class Reachability:
         return BrokerConnectionError(f"no broker is reachable: {self.reasons()}", written=False)
 
     def reasons(self) -> str:
-        """Return the reason why there is no connection, for each broker."""
+        """Return, for each broker, the reason why there is no connection."""
         return "; ".join(entry.reason for entry in list(self._entries.values()))
 
     def errors(self) -> dict[str, KafkaError]:

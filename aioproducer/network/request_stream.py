@@ -35,7 +35,7 @@ from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
 
 HIGH_WATER = 1024 * 1024
-"""The number of unsent bytes to a broker at which no more batches are drained for it until all of them have been
+"""The number of unsent bytes for a broker at which its batches are no longer drained, until all these bytes have been
 sent."""
 
 NEARBY_LATENCY = 0.001
@@ -48,7 +48,7 @@ MAX_THROTTLE = 60.0
 """The maximum throttle time in seconds; longer ones are reduced to it (the field can express 24 days)."""
 
 LATE_TIMER = 0.1
-"""If a deadline timer fires later than this many seconds, the event loop was blocked. Responses may then be waiting
+"""If a deadline timer fires more than this many seconds late, the event loop was blocked. Responses may then be waiting
 unread in the socket, so the event loop gets some more time to read them."""
 
 _API_NAMES = {int(api): api.name for api in ApiKey}
@@ -134,7 +134,7 @@ class RequestStream:
         self.reports_room = False
         """True from the moment the in-flight limit is reached until half of it is free (nearby brokers) or one slot is
         free (others). At that point, `on_change` is called. Other responses do not wake the sender: otherwise each
-        response would trigger a request of its own, which costs a turn of the loop and a system call."""
+        response would trigger a separate request, which costs a turn of the loop and a system call."""
         self._frames = Frames()
         # requests
         self._in_flight: deque[_InFlight] = deque()
@@ -303,7 +303,7 @@ class RequestStream:
     # Responses
 
     def _read_responses(self, data: bytes) -> None:
-        """Handle all responses that the received bytes complete, in this turn of the loop."""
+        """Handle all responses that the received bytes complete. The transport calls this (Wire.listen)."""
         try:
             for frame in self._frames.feed(data, self._frame_limit):
                 self._receive(frame)
@@ -429,7 +429,7 @@ class RequestStream:
         if now >= self._throttle_logged_at + THROTTLE_PERIOD:
             self._throttle_logged_at = now
             self._log.info(
-                "%s throttles this client for %.3g s, because of a quota (%.3g s in all)",
+                "%s is throttling this client for %.3g s because of a quota (%.3g s in total)",
                 self,
                 seconds,
                 self._metrics.throttles.total,
@@ -473,7 +473,7 @@ class RequestStream:
     # The end
 
     def drain(self) -> None:
-        """Accept no more requests, and close once those in flight are answered or have failed."""
+        """Accept no more requests, and close once those in flight have been answered or have failed."""
         if self.state is ConnectionState.READY or self.state is ConnectionState.REAUTHENTICATING:
             self._move(ConnectionState.DRAINING)
             if not self.in_flight:
@@ -491,7 +491,7 @@ class RequestStream:
         await self._ended()
 
     async def _ended(self) -> None:
-        """Wait until all tasks have ended, even if the caller is cancelled meanwhile."""
+        """Wait until all tasks have ended, even if the caller is cancelled in the meantime."""
         await all_ended(task for task in self._tasks() if task is not asyncio.current_task())
         if self._reader_task is None and self._wire is not None:
             with contextlib.suppress(OSError):

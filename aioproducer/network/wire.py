@@ -20,8 +20,8 @@ MOST_SEGMENTS = 1024
 """The maximum number of segments in one system call (IOV_MAX)."""
 
 AT_ONCE = 4 * 1024 * 1024
-"""The maximum number of bytes written in one turn of the loop, because the transport copies (or TLS encrypts) the bytes
-that the kernel does not accept. The value is several times the size of a socket buffer."""
+"""The maximum number of bytes written in one turn of the loop, several times the size of a socket buffer. The limit
+exists because the transport copies (or TLS encrypts) the bytes that the kernel does not accept."""
 
 TLS_RECORD = 16 * 1024
 """The maximum size of a TLS record, in bytes."""
@@ -49,7 +49,7 @@ class Wire(asyncio.StreamReaderProtocol):
         self._backlog: deque[bytes | memoryview] = deque()
         """The rest of a large write, which is written when the transport's buffer is empty."""
         self._handed_over = 0
-        """The number of written bytes that were passed to the transport so far."""
+        """The number of written bytes that have been passed to the transport so far."""
         self._first_error: OSError | None = None
         """The kernel's error if our own system call (not the transport's) failed."""
 
@@ -203,7 +203,7 @@ class TlsWire(Wire):
         self._encrypted = 0
         """The number of encrypted bytes passed to the transport."""
         self._marks: deque[tuple[int, int]] = deque()
-        """The start of each write that may still be buffered, as (offset in encrypted bytes, in written bytes)."""
+        """The start of each write that may still be buffered: (offset in encrypted bytes, offset in written bytes)."""
 
     @property
     def security(self) -> str:
@@ -338,7 +338,7 @@ def _nothing() -> None:
 
 
 def _joined(segments: list[bytes | memoryview], lone: int) -> Iterator[bytes | memoryview]:
-    """Yield the same bytes in fewer pieces: neighbouring segments below `lone` bytes are joined."""
+    """Yield the same bytes in fewer pieces: neighbouring segments smaller than `lone` bytes are joined."""
     small: list[bytes | memoryview] = []
     for segment in segments:
         if len(segment) < lone:

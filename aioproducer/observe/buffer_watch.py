@@ -33,7 +33,7 @@ class BufferWatch:
         self._timer: TimerHandle | None = None
         self._is_closed = False
         self._logged_since: float | None = None
-        """The time at which the wait that the last log line reported began; None once that wait has ended."""
+        """The start time of the wait that the last log line reported; None once that wait has ended."""
         self._logged_at = -PERIOD
 
     def began(self, waiter: object) -> None:
@@ -43,7 +43,7 @@ class BufferWatch:
             self._timer = self._loop.call_later(LONG, self._look)
 
     def ended(self, waiter: object) -> None:
-        """Note that a caller no longer waits."""
+        """Note that a caller is no longer waiting."""
         del self._began[waiter]
 
     def _look(self) -> None:

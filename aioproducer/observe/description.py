@@ -18,7 +18,7 @@ LIBRARIES = ("aioproducer", "crc32c", "cramjam", "isal", "backports.zstd", "uvlo
 class Description:
     """The result of `Producer.describe()`. `str()` returns text for a bug report.
 
-    It contains the names of topics, hosts and users, but no secrets and no keys, values or headers of records.
+    It contains the names of topics, hosts and users, but no secrets and no record keys, values or headers.
     """
 
     versions: Mapping[str, str]

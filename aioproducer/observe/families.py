@@ -244,7 +244,7 @@ FAMILIES = (
     # Brokers
     _gauge("node_info", "Addresses of brokers.", ("node", "address", "rack"), _addresses, merge=max),
     _gauge("node_connected", "Connections that are ready.", ("node",), _connected),
-    _gauge("node_in_flight", "Requests that are not answered yet.", ("node",), _by_node("in_flight")),
+    _gauge("node_in_flight", "Requests that have not been answered yet.", ("node",), _by_node("in_flight")),
     _gauge(
         "node_throttled_seconds",
         "Seconds until the broker accepts requests again; 0 if it accepts them now.",

@@ -1,4 +1,4 @@
-"""Hooks: objects that are called for connections, requests, batches and transactions, never for a single record.
+"""Hooks: objects that are called for connections, requests, batches and transactions, never for individual records.
 
 They run in the producer's event loop, in the middle of its work. A hook that raises is switched off, so that it cannot
 harm the records."""
@@ -67,7 +67,7 @@ class DisconnectEvent(NamedTuple):
     client_id: str
     node: Node
     error: BaseException | None
-    """The error; None for an orderly close, because the connection was idle or the broker has left the cluster."""
+    """The error; None for an orderly close of a connection that was idle or whose broker has left the cluster."""
 
 
 class RequestEvent(NamedTuple):
@@ -116,7 +116,8 @@ class BatchEvent(NamedTuple):
 
 
 class RetryEvent(NamedTuple):
-    """`on_retry`: a batch will be sent again."""
+    """`on_retry`: a batch will be sent again after a back-off. There is no event if it goes to a new leader at once, is
+    split, or waits only for a batch before it or for milliseconds."""
 
     client_id: str
     topic: str
@@ -131,7 +132,7 @@ class RetryEvent(NamedTuple):
 
 
 class RejectedEvent(NamedTuple):
-    """`on_rejected`: records were not accepted: `send` raised, or a row of `send_many` has an error."""
+    """`on_rejected`: records were not accepted, because `send` raised an error or a row of `send_many` has one."""
 
     client_id: str
     topic: object
@@ -184,7 +185,7 @@ _defaults: list[object] = []
 
 
 def add_default(hook: object) -> None:
-    """Add a hook to each producer that is created from now on, before its own hooks. For instrumentation libraries."""
+    """Add a hook to every producer created from now on, ahead of its own hooks. For instrumentation libraries."""
     if hook not in _defaults:
         _defaults.append(hook)
 
@@ -230,7 +231,9 @@ class Hooks:
                 raise
             except BaseException:
                 self._log.warning(
-                    "the hook %s raised and is switched off", qualified_name(method), exc_info=True
+                    "the hook %s raised an exception and is switched off",
+                    qualified_name(method),
+                    exc_info=True,
                 )
                 self._switch_off(hook)
                 continue

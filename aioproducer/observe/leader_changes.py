@@ -17,7 +17,7 @@ class LeaderChanges:
     def __init__(self, log: ClientLog) -> None:
         self._log = log
         self._former: dict[tuple[str, int], int] = {}
-        """The last leader of each partition that now has none."""
+        """The last leader of each partition that has no leader now."""
         self._missing: dict[tuple[str, int], float] = {}
         """Partitions without a leader for which records are waiting, with the loop time of the first log line about
         each."""
@@ -35,7 +35,7 @@ class LeaderChanges:
             self._moved.append(f"{topic}-{partition} from broker {former} to broker {now}")
 
     def forget(self, topic: str) -> None:
-        """Forget a topic to which no more records are sent."""
+        """Forget a topic to which records are no longer sent."""
         for place in [place for place in self._former if place[0] == topic]:
             del self._former[place]
             self._missing.pop(place, None)
@@ -49,7 +49,7 @@ class LeaderChanges:
     def note_waiting(self, places: Iterable[tuple[str, int]], now: float) -> None:
         """Note the partitions without a leader for which records are waiting.
 
-        New ones are logged at once, and all of them every 10 s. `now` is the loop's time.
+        New ones are logged immediately, and all of them are logged every 10 s. `now` is the loop's time.
         """
         lost = [place for place in places if place in self._former]
         new = [place for place in lost if place not in self._missing]

@@ -1,4 +1,4 @@
-"""Detects that other code blocked the event loop while records waited for their results."""
+"""Detects that other code blocked the event loop while records were waiting for their results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoopWatch:
             self._logged_at = now
             self._log.warning(
                 "the event loop was blocked for %.1f s while records were waiting: no request was written and no "
-                "response was read. Move code that blocks or computes for long to a thread (asyncio.to_thread)",
+                "response was read. Move code that blocks or computes for a long time to a thread (asyncio.to_thread)",
                 blocked,
             )
         self.is_running = bool(self._records_wait())

@@ -66,14 +66,14 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     the caller's span, and it ends with the acknowledgement. The configured propagator (W3C by default) adds the span's
     context to the headers of the record. `send_many` and `send_batch` have one span for all records, and no headers. A
     call that the sampler does not record has no span, but its headers carry that decision. Without an SDK, a call has
-    neither, unless the caller's context has a span of another process.
+    neither, unless the caller's context has a span from another process.
 
     Args of `instrument()`:
         tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are only
             metrics.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
-            False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported anyway.
-            opentelemetry-api before 1.30 does not accept buckets for an instrument; there, set them with a View.
+            False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported in any
+            case. opentelemetry-api before 1.30 does not accept buckets for an instrument; use a View to set them.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
             personal data.
     """
@@ -125,8 +125,8 @@ class _SendTracer:
         self._of_batch: dict[object, tuple[list[Span], list[Any]]] = {}
         """The spans of records that end with their batch, and a delivery for each."""
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
-        """The span name and attributes for each topic. Without this cache, they would be created again even for a call
-        that is not recorded."""
+        """The span name and attributes for each topic. Without this cache, they would be created for every call, even
+        one that is not recorded."""
 
     def begin(
         self, topic: object, value: Any, key: Any, headers: Any, count: int
@@ -166,14 +166,14 @@ class _SendTracer:
             return None
 
     def end_or_wait(self, delivery: Any, span: Span, _: object) -> None:
-        """End the span when the record of the delivery has its result, or now if it already has one."""
+        """End the span when the record of the delivery has its result, or immediately if it already has one."""
         if delivery.done():
             self._record_ended(span, delivery)
         else:
             delivery.add_done_callback(partial(self._record_ended, span))
 
     def end_with_batch(self, delivery: Any, span: Span) -> None:
-        """End the span when the batch of the delivery ends, without a callback for each record."""
+        """End the span when the batch of the delivery ends, without a callback per record."""
         found = self._of_batch.get(delivery.batch)
         if found is None:
             found = self._of_batch[delivery.batch] = [], []
@@ -241,8 +241,8 @@ _W3C = ("traceparent", "tracestate")
 
 
 class _HeaderSetter(Setter[list[tuple[str, bytes | None]]]):
-    """Sets headers, and removes old ones: a record that was consumed and is now forwarded still has the headers from
-    its first producer."""
+    """Sets headers, and removes old ones: a record that was consumed and is now being forwarded still has the headers
+    from its first producer."""
 
     def set(self, carrier: list[tuple[str, bytes | None]], key: str, value: str) -> None:
         if carrier:
@@ -267,7 +267,7 @@ def _with_context(headers: Any, span: Span, current: Context) -> Any:
     context = span.get_span_context()
     has_baggage = current and baggage.get_all(current)
     if _is_w3c(propagate.get_global_textmap()) and not context.trace_state and not has_baggage:
-        # What the propagator would do, in half the time.
+        # This does the same as the propagator, in half the time.
         if carrier:
             carrier = [header for header in carrier if not _is_named(header, _W3C)]
         carrier.append(
@@ -292,8 +292,8 @@ def _is_w3c(propagator: TextMapPropagator) -> bool:
 
 
 def _unrecorded(headers: Any, span: Span, current: Context) -> list[tuple[str, bytes | None]] | None:
-    """Return the headers of a call that is not recorded: consumers learn from them that they need not record either.
-    Without an SDK and without a parent there is nothing to learn."""
+    """Return the headers of a call that is not recorded: from them, consumers learn not to record it either.
+    With neither an SDK nor a parent, there is no decision to pass on."""
     if not span.get_span_context().is_valid:
         return None
     headers = _with_context(headers, span, current)
@@ -311,8 +311,8 @@ class _SendSpan:
         self.headers = headers
 
     def watch(self, delivery: Any, ends_with_batch: bool = False) -> None:
-        # The result is read from another delivery. The user's own may be cancelled even though the record is still
-        # sent, and reading its result would hide a failure that the user does not look at.
+        # The result is read from another delivery. The user's own delivery may be cancelled even though the record is
+        # still sent, and reading its result would hide a failure that the user does not look at.
         second = delivery.batch.another(delivery)
         if ends_with_batch:
             self._tracer.end_with_batch(second, self._span)
@@ -363,7 +363,7 @@ def _observe(meter: Meter) -> None:
         "messaging.client.sent.messages",
         [_SentMessages(collection)],
         unit="{message}",
-        description="Records that have their result.",
+        description="Records whose result is known.",
     )
     for family in FAMILIES:
         name = f"aioproducer.{family.name}"

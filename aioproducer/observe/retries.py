@@ -39,7 +39,7 @@ class Retries:
         self._lines = 0
 
     def note(self, topic: str, partition: int, name: str, detail: object, pause: float, now: float) -> None:
-        """Note that a batch is sent again.
+        """Note that a batch will be sent again.
 
         Args:
             topic: the topic.
@@ -58,7 +58,7 @@ class Retries:
             kind.is_announced = self._may_announce(now)
             if kind.is_announced:
                 self._log.warning(
-                    "%s-%d: %s; the batch is sent again in %.3g s", topic, partition, str(detail), pause
+                    "%s-%d: %s; the batch will be sent again in %.3g s", topic, partition, str(detail), pause
                 )
         kind.affected.add(partition)
         kind.retries += 1
@@ -81,7 +81,8 @@ class Retries:
         self._lines += 1
         if self._lines == MOST_AT_ONCE + 1:
             self._log.warning(
-                "batches of more topics are sent again; they are logged in %g s if that lasts", PERIOD
+                "batches for more topics are being sent again; they will be logged in %g s if this continues",
+                PERIOD,
             )
         return self._lines <= MOST_AT_ONCE
 

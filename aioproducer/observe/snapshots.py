@@ -30,7 +30,7 @@ PAST = "past"
 """The value of `state` in the snapshots of producers that no longer exist. The gauges in these snapshots have no
 meaning."""
 MOST_TOPICS = 1_000
-"""The maximum number of topics with counters of their own; all others share the counters of OTHER_TOPICS."""
+"""The maximum number of topics with their own counters; all others share the counters of OTHER_TOPICS."""
 OTHER_TOPICS = "_other"
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SendSpan(Protocol):
-    """The span of one call, which lasts from the call to the last result of its records."""
+    """The span of one call, which lasts until the last of its records has a result."""
 
     headers: Headers | None
     """The user's headers, and the headers that carry the span's context."""
@@ -60,7 +60,7 @@ _make: Callable[[ProducerConfig], SendTracer] | None = None
 
 
 def set_tracer(make: Callable[[ProducerConfig], SendTracer] | None) -> None:
-    """Give each producer that is started from now on the tracer that `make` returns. With None, give it no tracer."""
+    """Set the function that makes the tracer of each producer started from now on, or None for no tracer."""
     global _make
     _make = make
 

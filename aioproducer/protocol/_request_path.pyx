@@ -190,7 +190,7 @@ cdef inline int64_t get_int(const unsigned char* at, int size) noexcept nogil:
 
 cdef inline const unsigned char* skip_count(const unsigned char* at, const unsigned char* end, Py_ssize_t count,
                                             bint is_flexible) noexcept nogil:
-    """Return the position after an encoded count, or NULL unless it is the shortest encoding of `count`."""
+    """Return the position after an encoded count, or NULL if that is not the shortest encoding of `count`."""
     cdef char expected[LONGEST_UVARINT]
     cdef Py_ssize_t size = put_count(expected, count, is_flexible) - expected
     if end - at < size or memcmp(at, expected, size) != 0:
@@ -199,7 +199,7 @@ cdef inline const unsigned char* skip_count(const unsigned char* at, const unsig
 
 
 def read_success(int version, bytes frame, int32_t correlation_id, dict places):
-    """Decode the response to a request with these `places`, if the response only reports success for every batch.
+    """Decode the response to a request with these `places`, if it reports success for every batch and nothing else.
 
     Returns:
         [(number of the batch, base offset, log append time, log start offset)] in the order of the response, and the
@@ -298,7 +298,7 @@ cdef class Buckets:
             self.maximum = value
 
     def filled(self):
-        """Return (upper end, count) for each bucket that is not empty, ascending. The counts are not cumulative."""
+        """Return (upper end, count) for each non-empty bucket, in ascending order. The counts are not cumulative."""
         cdef int index
         return tuple([
             (2.0 ** ((index + LOWEST + 1) / <double>GROWTH), self.buckets[index])

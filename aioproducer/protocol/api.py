@@ -122,7 +122,7 @@ def decode_api_versions_response(
     """Decode an ApiVersions response, as `decode_response` does with ApiVersionsResponse.
 
     With error code UNSUPPORTED_VERSION, the response has the format of version 0, whatever the version of the request
-    (KIP-511). Unless its `api_keys` are empty, they contain the versions of ApiVersions that the broker supports.
+    (KIP-511). Its `api_keys`, unless empty, contain the versions of ApiVersions that the broker supports.
     """
     return decode_response(ApiVersionsResponse, version, frame, expected_correlation_id)
 

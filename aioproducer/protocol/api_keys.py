@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class ApiKey(IntEnum):
-    """The APIs whose messages are declared in this package, by Kafka's names."""
+    """The APIs whose messages are declared in this package, under Kafka's names."""
 
     PRODUCE = 0
     FETCH = 1
@@ -75,4 +75,4 @@ CLIENT_VERSIONS: dict[ApiKey, VersionRange] = {
     ApiKey.PUSH_TELEMETRY: VersionRange(0, 0),
 }
 """The version ranges of the producer. The lower limits suit Kafka 2.1, the oldest supported broker, which has no
-telemetry APIs and no DescribeProducers (Kafka 2.8)."""
+telemetry APIs and no DescribeProducers (added in Kafka 2.8)."""

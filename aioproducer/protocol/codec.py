@@ -29,8 +29,8 @@ _FIXED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "boolean": "?"}
 _SIZE = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "boolean": 1, "uuid": 16}
 
 _FEW = 8
-"""Arrays of fewer numbers than this (such as replica ids) are decoded with a precompiled layout. In responses, this
-applies to arrays of `_SHORTEST` or more numbers only within the first `_AT_ONCE` bytes."""
+"""Arrays of numbers (such as replica ids) that are shorter than this are decoded with a precompiled layout. In
+responses, this applies to arrays of `_SHORTEST` or more numbers only within the first `_AT_ONCE` bytes."""
 _SHORT, _SHORTEST = 16, 4
 """The maximum number of elements in an array that is decoded immediately: `_SHORT`, or `_SHORTEST` if the elements may
 be smaller than `_SMALL`. Decoding such an array takes no longer than walking over it."""
@@ -119,7 +119,7 @@ def _codec(
 def _steps(
     message_type: type[Message], version: int
 ) -> Callable[..., Generator[None, None, tuple[Any, int]]]:
-    """Return the decoder of a message that yields between slices."""
+    """Return a decoder for a message; the decoder yields between slices."""
     generated = _Source(message_type, version, in_steps=True)
     exec(generated.text(), generated.namespace)
     found: Callable[..., Generator[None, None, tuple[Any, int]]]

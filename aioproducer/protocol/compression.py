@@ -148,8 +148,8 @@ _ISAL_DEFAULT = 1
 
 
 def _gzip(level: int | None) -> Compress:
-    # For 1 MB of JSON, isal at level 1 needs 1.5 ms. zlib at level 6 (Java's default) needs 16 ms, and its output is a
-    # fifth smaller; compression_level=6 selects it. cramjam's gzip needs 3.5 times as long as isal at level 1, and its
+    # For 1 MB of JSON, isal at level 1 takes 1.5 ms. zlib at level 6 (Java's default) takes 16 ms, and its output is a
+    # fifth smaller; compression_level=6 selects it. cramjam's gzip takes 3.5 times as long as isal at level 1, and its
     # output is larger.
     gzip_level = _ISAL_DEFAULT if level in (None, _ZLIB_DEFAULT) else level
     assert gzip_level is not None
@@ -161,7 +161,7 @@ def _gzip(level: int | None) -> Compress:
 # each preceded by its compressed length. All numbers are big-endian int32.
 XERIAL_HEADER = b"\x82SNAPPY\x00" + (1).to_bytes(4, "big") + (1).to_bytes(4, "big")
 # xerial itself writes blocks of 32 KiB, but its reader accepts blocks of any length. Between blocks, the thread needs
-# the GIL and waits for it up to a switch interval (5 ms) while the loop is busy: 1 MB takes 165 ms in blocks of 32 KiB
+# the GIL and waits up to a switch interval (5 ms) for it while the loop is busy: 1 MB takes 165 ms in blocks of 32 KiB
 # and 8 ms in a single block.
 _XERIAL_BLOCK = 1 << 20
 
@@ -177,8 +177,8 @@ def _snappy(data: Bytes) -> bytes:
 
 
 # lz4 frames whose blocks do not depend on each other, without checksums: Kafka rejects linked blocks
-# (Lz4BlockOutputStream.FLG), and the batch has a checksum of its own. Each header consists of the magic number, the
-# flags, the largest block size and the header's checksum. A frame has the smallest that lets it consist of one block:
+# (Lz4BlockOutputStream.FLG), and the batch has its own checksum. Each header consists of the magic number, the
+# flags, the largest block size and the header's checksum. A frame uses the smallest size that makes it a single block:
 # between blocks, the thread needs the GIL, as with snappy.
 _LZ4_HEADERS = {
     1 << 16: bytes.fromhex("04224d18604082"),
@@ -188,7 +188,7 @@ _LZ4_HEADERS = {
 }
 _LZ4_END = bytes(4)
 _LZ4_STORED = 1 << 31
-"""The bit in a block's length that marks a block which is not compressed."""
+"""The bit in a block's length that marks an uncompressed block."""
 LZ4_BLOCK_CHECKSUM = 0x10
 """The flag of a frame in which a checksum follows each block."""
 _LZ4_HIGH = 3
@@ -218,8 +218,8 @@ def _lz4_fast(data: Bytes) -> bytes:
 
 
 def _lz4_high(data: Bytes, level: int) -> bytes:
-    # cramjam's function for blocks ignores the level, and its frame compressor keeps the GIL. Its function for frames
-    # does neither, but links blocks. Therefore each block is taken from a frame of its own.
+    # cramjam's function for blocks ignores the level, and its frame compressor holds the GIL. Its function for frames
+    # does neither, but links blocks. Therefore each block is taken from a separate frame.
     view = memoryview(data).cast("B")
     parts: list[bytes | memoryview] = [_LZ4_HEADERS[_LZ4_HIGH_BLOCK]]
     for start in range(0, len(view), _LZ4_HIGH_BLOCK):
@@ -228,7 +228,7 @@ def _lz4_high(data: Bytes, level: int) -> bytes:
         end = at + 4 + (int.from_bytes(frame[at : at + 4], "little") & ~_LZ4_STORED)
         checksum = 4 if frame[4] & LZ4_BLOCK_CHECKSUM else 0
         if frame[end + checksum : end + checksum + 4] != _LZ4_END:
-            # cramjam before 2.14 wrote several linked blocks, of 8 KiB. A version that does so again keeps the GIL.
+            # cramjam before 2.14 wrote several linked blocks of 8 KiB. Use its frame compressor, which holds the GIL.
             packer = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
             packer.compress(bytes(view))
             return bytes(packer.finish())
@@ -245,7 +245,7 @@ def lz4_blocks_at(frame: memoryview) -> int:
 def _zstd(level: int | None) -> Compress:
     zstd_level = _ZSTD_DEFAULT if level is None else level
     if zstd is None:
-        # The same library, but each call creates a compressor: about 17 us per batch, 5 times as long for 256 bytes.
+        # The same library, but each call creates a compressor (about 17 us), so 256 bytes take 5 times as long.
         return lambda data: bytes(cramjam.zstd.compress(data, level=zstd_level))
     # A compressor serves one thread at a time, and creating one per batch doubles the time for 4 KiB.
     own = threading.local()

@@ -1,6 +1,6 @@
 """The frame around every request and response: a signed, big-endian length of four bytes, then the content.
 
-A length above a limit is rejected. If the first bytes belong to another known protocol, the error names that protocol.
+A length above the limit is rejected. If the first bytes belong to another known protocol, the error names it.
 """
 
 from __future__ import annotations

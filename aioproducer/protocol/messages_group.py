@@ -20,7 +20,7 @@ from aioproducer.protocol.schema import (
 
 
 class JoinGroupResponse(Message, api_key=ApiKey.JOIN_GROUP, versions=(0, 9), flexible_from=6):
-    """The generation, and for the leader the members with their metadata.
+    """The generation, and, for the leader, the members with their metadata.
 
     2: throttle time. 5: static members (KIP-345). 7: protocol type. 9: skip_assignment (KIP-814).
     """
@@ -44,7 +44,7 @@ class JoinGroupResponse(Message, api_key=ApiKey.JOIN_GROUP, versions=(0, 9), fle
 class JoinGroupRequest(
     Message, api_key=ApiKey.JOIN_GROUP, versions=(0, 9), flexible_from=6, response=JoinGroupResponse
 ):
-    """Joins a group, or joins it again in a rebalance.
+    """Joins a group, or rejoins it in a rebalance.
 
     1: rebalance timeout. 4: the first request gets a member id (KIP-394). 5: static members (KIP-345). 8: the reason.
     """
@@ -92,7 +92,7 @@ class SyncGroupRequest(
 
 
 class HeartbeatResponse(Message, api_key=ApiKey.HEARTBEAT, versions=(0, 4), flexible_from=4):
-    """The error code; REBALANCE_IN_PROGRESS asks the member to join again. 1: throttle time."""
+    """The error code; REBALANCE_IN_PROGRESS asks the member to rejoin. 1: throttle time."""
 
     throttle_time_ms: int = int32("1+", ignorable=True)
     error_code: int = int16()

@@ -64,7 +64,7 @@ class MetadataResponse(Message, api_key=ApiKey.METADATA, versions=(0, 13), flexi
 class MetadataRequest(
     Message, api_key=ApiKey.METADATA, versions=(0, 13), flexible_from=9, response=MetadataResponse
 ):
-    """Asks for the brokers, and for topics with their leaders (None, or in version 0 an empty list: all topics).
+    """Asks for the brokers, and for topics with their leaders. None, or an empty list in version 0, means all topics.
 
     4: allow_auto_topic_creation. 8: authorized operations (KIP-430). 12: topics by id (KIP-516).
     """

@@ -144,7 +144,7 @@ class FetchResponse(Message, api_key=ApiKey.FETCH, versions=(4, 13), flexible_fr
 
 
 class FetchRequest(Message, api_key=ApiKey.FETCH, versions=(4, 13), flexible_from=12, response=FetchResponse):
-    """Reads batches from an offset of each partition.
+    """Reads batches from each partition, starting at a given offset.
 
     4: isolation level. 7: fetch sessions (KIP-227). 9: leader epoch (KIP-320). 11: rack (KIP-392).
     12: last fetched epoch (KIP-595). 13: topic ids (KIP-516).

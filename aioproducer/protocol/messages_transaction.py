@@ -215,7 +215,7 @@ class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8),
 class OffsetFetchRequest(
     Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8), flexible_from=6, response=OffsetFetchResponse
 ):
-    """Asks for the committed offsets of a group: for all topics if `topics` is None.
+    """Asks for the committed offsets of a group, in all topics if `topics` is None.
 
     7: require_stable waits for open transactions (KIP-447). 8: several groups in one request (KIP-709).
     """

@@ -4,7 +4,7 @@ Only this table interprets error codes. Three other modules can end records with
 attempts so far: own_timeouts.py (a record's own timeout), giving_up.py (e.g. close()), and numbering.py (a batch that
 can't be sent again).
 
-The key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
+A key is (API, error code) or a local failure; its value is a list of rules. The first rule whose conditions are all
 met applies. The outcome is NOT_PERSISTED only for errors that a broker raises before it appends the batch. Some
 retriable errors may be raised later: with acks=all, a leader appends first and may then still return
 NOT_LEADER_OR_FOLLOWER, UNKNOWN_TOPIC_OR_PARTITION or KAFKA_STORAGE_ERROR (kafka.server.DelayedProduce)."""
@@ -56,7 +56,7 @@ class Action(Enum):
     SPLIT = "send again as two halves"
     RENEGOTIATE = "ask the broker for its versions again, on a new connection, and try again"
     DAMAGED = "fail; the bytes were damaged in this process's memory"
-    RESEND_INNOCENT = "fail the records that the broker named, send the others again under a new epoch"
+    RESEND_INNOCENT = "fail the records that the broker named, and send the others again under a new epoch"
     # transactions; FAIL for a record in a transaction also means ABORT
     ABORT = "fail; the transaction must be aborted"
     REINIT = "fail; this epoch can no longer be used, and init_transactions() gets a new one"
@@ -69,7 +69,7 @@ class Action(Enum):
     NO_SASL = "fail; this listener does not use SASL"
     # metrics (KIP-714)
     SUBSCRIBE = "ask immediately which metrics the broker wants"
-    SUBSCRIBE_LATER = "ask after the push interval which metrics the broker wants"
+    SUBSCRIBE_LATER = "after the push interval, ask which metrics the broker wants"
 
 
 class Condition(Enum):
@@ -152,7 +152,7 @@ def _produce() -> dict[Key, tuple[Rule, ...]]:
 def _produce_transient() -> dict[int, tuple[Rule, ...]]:
     """Return the rules for success, for transient errors, and for errors after which the leader may have changed."""
     no, maybe = _NO, _MAYBE
-    retry, refresh, maybe_refresh = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.REFRESH, maybe)
+    retry, refresh, refresh_in_doubt = _rule(_A.RETRY, no), _rule(_A.REFRESH, no), _rule(_A.REFRESH, maybe)
     # A batch that was damaged in transit should arrive intact on the next attempt. After three rejections, the
     # network is unlikely to be the cause.
     corrupt = (_rule(_A.DAMAGED, no, _C.DAMAGED), _rule(_A.FAIL, no, _C.THIRD_TIME), retry)
@@ -173,13 +173,13 @@ def _produce_transient() -> dict[int, tuple[Rule, ...]]:
         Code.THROTTLING_QUOTA_EXCEEDED: (retry,),
         Code.UNKNOWN_LEADER_EPOCH: (retry,),
         # the leader may have changed
-        Code.UNKNOWN_TOPIC_OR_PARTITION: (maybe_refresh,),
+        Code.UNKNOWN_TOPIC_OR_PARTITION: (refresh_in_doubt,),
         Code.LEADER_NOT_AVAILABLE: (refresh,),
-        Code.NOT_LEADER_OR_FOLLOWER: (maybe_refresh,),
+        Code.NOT_LEADER_OR_FOLLOWER: (refresh_in_doubt,),
         Code.BROKER_NOT_AVAILABLE: (refresh,),
         Code.REPLICA_NOT_AVAILABLE: (refresh,),
-        Code.NETWORK_EXCEPTION: (maybe_refresh,),
-        Code.KAFKA_STORAGE_ERROR: (maybe_refresh,),
+        Code.NETWORK_EXCEPTION: (refresh_in_doubt,),
+        Code.KAFKA_STORAGE_ERROR: (refresh_in_doubt,),
         Code.LISTENER_NOT_FOUND: (refresh,),
         Code.FENCED_LEADER_EPOCH: (refresh,),
         Code.UNKNOWN_TOPIC_ID: (refresh,),
@@ -191,8 +191,8 @@ def _produce_lost_state() -> dict[int, tuple[Rule, ...]]:
     """Return the rules for a broker that lost the producer's state, or knows another producer with the same id."""
     no, maybe = _NO, _MAYBE
     abort, reinit = _rule(_A.ABORT, no, _C.TRANSACTION), _rule(_A.REINIT, no, _C.TRANSACTION)
-    # The broker lost the sequence: a transaction can't continue, and a batch that may be persisted must never be sent
-    # again under another producer id or epoch.
+    # The broker lost the sequence: a transaction can't continue, and a batch that may have been persisted must never be
+    # sent again under another producer id or epoch.
     unnumbered_or_not_first = (_rule(_A.FAIL, no, _C.NOT_IDEMPOTENT), _rule(_A.HOLD, no, _C.NOT_FIRST))
     head = (_rule(_A.FAIL, maybe, _C.IN_DOUBT), _rule(_A.RENUMBER, no))
     lost = (*unnumbered_or_not_first, abort, *head)
@@ -523,7 +523,7 @@ _ADVICE: Mapping[int, str] = MappingProxyType(
 
 
 def advice(code: int) -> str:
-    """Return the advice to append to an error text; an empty string if there is none for this code."""
+    """Return the advice to append to an error text, or an empty string if this code has no advice."""
     return f"; {_ADVICE[code]}" if code in _ADVICE else ""
 
 

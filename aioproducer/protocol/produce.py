@@ -1,4 +1,4 @@
-"""A Produce request that refers to the sender's batches directly, without objects of the declared message.
+"""A Produce request that refers to the sender's batches directly, without creating the declared message's objects.
 
 Compiled code encodes the frame and decodes a response that reports success for every batch. Any other response is
 decoded with the declared message."""

@@ -135,7 +135,7 @@ class Record(NamedTuple):
 
 
 def read_header(buf: Bytes, at: int = 0) -> BatchHeader:
-    """Read the header of the batch that starts at `at`. Neither the records nor the CRC are checked.
+    """Read the header of the batch that starts at `at`. Neither the records nor the CRC is checked.
 
     Raises:
         ProtocolError: too few bytes for a header, a format other than v2, or a length smaller than the header.

@@ -35,7 +35,7 @@ _MISSING: Any = object()
 
 
 def version_range(text: str) -> VersionRange:
-    """Parse Kafka's notation of a version range: "3+", "8-10" or "4"."""
+    """Parse Kafka's notation for a version range: "3+", "8-10" or "4"."""
     if text.endswith("+"):
         return VersionRange(int(text[:-1]), LATEST)
     low, _, high = text.partition("-")
@@ -202,7 +202,7 @@ class Message(Struct):
     flexible_from: ClassVar[int]
     """The first version with compact lengths and tagged fields."""
     Response: ClassVar[type[Message]]
-    """The class of the response; only requests have it."""
+    """The class of the response; only requests have this attribute."""
 
     def __init_subclass__(
         cls,

@@ -1,7 +1,7 @@
 # The callbacks of deliveries that have ended. Included by _record_path.pyx.
 #
-# asyncio schedules a call in the loop for each callback of a future. The tasks that await records of one batch are
-# woken by a single call instead.
+# asyncio schedules a call in the loop for each callback of a future. Here, a single call wakes all tasks that await
+# records of one batch.
 
 cdef extern from "Python.h":
     int PyContext_Enter(object context) except -1
@@ -22,7 +22,7 @@ cdef class Callbacks:
         self.deliveries = []
 
     cdef int take(self, Delivery delivery) except -1:
-        """Take the callbacks of a delivery that has just ended. A Gathering is told now; it is not a callable."""
+        """Take the callbacks of a delivery that has just ended. A Gathering is notified now; it is not callable."""
         callbacks = delivery.callbacks
         delivery.callbacks = None
         if callbacks is None:
@@ -36,7 +36,7 @@ cdef class Callbacks:
         return 0
 
     cdef int schedule(self, loop) except -1:
-        """Let the loop call all of them, one after another, in its next turn."""
+        """Let the loop call all callbacks, one after another, in its next turn."""
         if len(self.entries) > 1:
             self.loop = loop
             loop.call_soon(self)
@@ -57,7 +57,7 @@ cdef class Callbacks:
                 finally:
                     PyContext_Exit(context)
             except ENDS_OF_THE_PROGRAM:
-                self.loop.call_soon(self)      # the loop may go on, and the other tasks wait for their records
+                self.loop.call_soon(self)      # the loop may go on, and other tasks are waiting for their records
                 raise
             except BaseException as error:     # as in asyncio.Handle
                 self.loop.call_exception_handler({

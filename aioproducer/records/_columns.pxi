@@ -1,5 +1,5 @@
-# Columns of records, for send_many: lists, or Arrow arrays read through the Arrow C data interface without a Python
-# object per row. Part of _record_path.pyx, which includes this file.
+# Columns of records, for send_many: lists, or Arrow arrays read through the Arrow C data interface without creating a
+# Python object per row. Part of _record_path.pyx, which includes this file.
 #
 #     Piece     one contiguous Arrow array, or one list
 #     Column    a sequence of pieces
@@ -228,7 +228,7 @@ cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, s
 
 
 cdef Piece piece_of(ArrowSchema* schema, ArrowArray* array, int64_t shift, int64_t length, object owner, str argument):
-    """Return the piece for an array, or for the `length` rows of a nested array from row `shift` on.
+    """Return the piece for an array, or for the `length` rows of a nested array that start at row `shift`.
 
     Raises InvalidRecordError if the type of the array is not valid for `argument`.
     """
@@ -843,7 +843,7 @@ cdef int64_t timestamp_at(Column column, Py_ssize_t row, int64_t now) except? -1
 
 
 cdef int partition_at(Column column, Py_ssize_t row) except? -1:
-    """Return the partition that a row names; -1 if it names none."""
+    """Return the partition that a row names; -1 if it does not name one."""
     cdef Piece piece = column.at(row)
     cdef int64_t at = row - column.first
     cdef object found
@@ -929,7 +929,7 @@ def murmur2_partitions(keys, int partitions):
 
     Args:
         keys: a list of bytes or None, or Arrow data, as for `send_many`.
-        partitions: the number of the topic's partitions.
+        partitions: the number of partitions in the topic.
 
     Returns:
         An array("i") with a number for each key; -1 for a null key, whose record may go to any partition.

@@ -1,12 +1,12 @@
 # One wait for many deliveries: the compiled part of `gather` (gathering.py). Included by _record_path.pyx.
 #
-# asyncio.gather() schedules a call in the loop for each future, and calls two methods of it. A delivery that ends calls
-# its Gathering directly instead.
+# asyncio.gather() schedules a call in the loop for each future, and calls two of its methods. Here, a delivery that
+# ends calls its Gathering directly.
 
 
 @cython.final
 cdef class Gathering:
-    """Waits for deliveries on behalf of one call of `gather`.
+    """Waits for deliveries on behalf of one call to `gather`.
 
     It is an entry among the callbacks of each pending delivery. It does not refer to the deliveries, because they refer
     to it, and the garbage collector does not see a Delivery. The deliveries belong to the caller.
@@ -15,7 +15,7 @@ cdef class Gathering:
     cdef object loop
     cdef bint returns_exceptions
     cdef Py_ssize_t pending
-    cdef Delivery failed           # the first that failed or was cancelled, unless exceptions are results
+    cdef Delivery failed           # the first that failed or was cancelled, unless exceptions are returned
     cdef readonly object waiter
     """The future that ends the wait; None if there is nothing to wait for."""
 

@@ -1,4 +1,4 @@
-# Text that is split into lines without an object for each line. Part of _record_path.pyx, which includes this file.
+# Splits text into lines without creating an object per line. Part of _record_path.pyx, which includes this file.
 #
 #     Slices       a column for send_many
 #     split_lines  text as columns
@@ -7,7 +7,7 @@ from libc.string cimport memchr, memcmp
 
 @cython.final
 cdef class _Bounds:
-    """The bounds of byte strings in `data`: for each its start and its end, or 0 and -1 for null."""
+    """The bounds of byte strings in `data`: for each, its start and end, or 0 and -1 for null."""
 
     cdef bytes data
     cdef int64_t* pairs
@@ -34,7 +34,7 @@ cdef class Slices:
         return None if pair[1] < pair[0] else self.bounds.data[pair[0]:pair[1]]
 
     def slice(self, Py_ssize_t start, Py_ssize_t length):
-        """Return the items from index `start` on, at most `length` of them."""
+        """Return up to `length` items, starting at index `start`."""
         start = min(max(start, 0), self.length)
         return slices_of(self.bounds, self.first + start, min(max(length, 0), self.length - start))
 
@@ -72,7 +72,7 @@ cdef int64_t find_text(const char* data, int64_t start, int64_t end, const char*
 
 cdef inline void bound(int64_t* pair, const char* data, int64_t start, int64_t end,
                        const char* null_text, int64_t null_size) noexcept nogil:
-    """Note the bounds of one byte string, or the bounds that mean null if it is the text that stands for null."""
+    """Store the bounds of one byte string, or the bounds that mean null if the string equals `null_text`."""
     if null_size >= 0 and end - start == null_size and memcmp(data + start, null_text, <size_t>null_size) == 0:
         pair[0] = 0
         pair[1] = -1
@@ -82,11 +82,11 @@ cdef inline void bound(int64_t* pair, const char* data, int64_t start, int64_t e
 
 
 def split_lines(bytes data not None, bytes delimiter=None, bytes null=None):
-    """Split text into lines, and each line into key and value. The GIL is released meanwhile.
+    """Split text into lines, and each line into key and value. This releases the GIL.
 
     Args:
         data: lines that are separated by line feeds. A line feed at the end begins an empty line, as with bytes.split.
-        delimiter: the text, not empty, between key and value; a line without it has no key.
+        delimiter: the non-empty text between key and value; a line without it has no key.
         null: the text that stands for a null key or value.
 
     Returns:

@@ -111,8 +111,8 @@ class RecordMetadata:
     @property
     def topic_partition(self) -> TopicPartition: ...
 
-# At runtime, it is not a subclass: asyncio recognizes a future by an attribute. For type checkers it is one, because
-# asyncio.wait is declared for subclasses of Future only.
+# At runtime, Delivery is not a subclass: asyncio recognizes a future by an attribute. For type checkers it is one,
+# because asyncio.wait is declared for subclasses of Future only.
 class Delivery(Future[RecordMetadata]):
     @property
     def topic_partition(self) -> TopicPartition: ...

@@ -2,11 +2,11 @@
 # cython: embedsignature=False, freethreading_compatible=True
 """The compiled part of a record's path: from `send` to the batch, and from the broker's answer back to the delivery.
 
-This code runs once per record; everything that runs once per batch or less is Python (producer.py, accumulator.py,
-batch.py). The tests compare the encoder with a plain-Python one, tests/support/oracle.py.
+This code runs once per record; everything that runs once per batch or less often is Python (producer.py,
+accumulator.py, batch.py). The tests compare the encoder with a plain-Python one, tests/support/oracle.py.
 
     RecordPath    base of Producer: send, try_send, send_and_wait
-    Topic         the state of a topic that a record needs: the queues and the sticky partition
+    Topic         the part of a topic's state that a record needs: the queues and the sticky partition
     PartitionQueue   the deque of batches of one partition, and the open batch at its end
     Batch         base of ProducerBatch: the encoded records and their deliveries
     Delivery      (batch, index): a future, as asyncio sees it
@@ -17,7 +17,7 @@ batch.py). The tests compare the encoder with a plain-Python one, tests/support/
     Callbacks     one call in the loop for the callbacks of many deliveries (_callbacks.pxi)
 
 The event loop's thread writes all of this state. Other threads complete and compress batches, and (with the blocking
-producer) read and drop deliveries. In Pythons without the GIL, a Mutex or an atomic access guards the state that
+producer) read and drop deliveries. In Python builds without the GIL, a Mutex or an atomic access guards the state that
 threads share.
 """
 
@@ -71,7 +71,7 @@ cdef extern from "_portable.h":
     void aioproducer_prefetch(const char* at) noexcept nogil
     int64_t now_ms "aioproducer_now_ms"() noexcept nogil  # since 1970
     # A mutex is held only for a few assignments, and never while Python code may run; dropping the last reference to
-    # an object may run some.
+    # an object may run such code.
     ctypedef struct Mutex "aioproducer_mutex":
         pass
     void lock "aioproducer_lock"(Mutex* mutex) noexcept nogil
@@ -86,7 +86,7 @@ DEF HEADER = 61                # bytes of a batch before its records (DefaultRec
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
 DEF RECORD_COST = 512          # bytes added to the size of each record when it is counted for YIELD_AFTER
-DEF BATCH_COST = 8192          # likewise for each batch that is opened, which takes as long as about 16 records
+DEF BATCH_COST = 8192          # likewise for each batch that is opened, which takes about as long as 16 records
 DEF USER_CODE_COST = 1024      # likewise for each record with serializers or interceptors
 DEF SERIALIZED_COST = 16       # likewise for each byte that a serializer returns
 DEF TRACED_COST = 24576        # likewise for each record with a span
@@ -197,7 +197,7 @@ def murmur2(key):
 
 @cython.final
 cdef class BufferMemory:
-    """The memory for batches, counted like Kafka's BufferPool. append_lock.py lets callers wait for it."""
+    """The memory for batches, counted as in Kafka's BufferPool. append_lock.py lets callers wait for it."""
 
     cdef readonly int64_t total
     cdef readonly int64_t available
@@ -349,7 +349,7 @@ cdef object _DONE = BatchState.DONE
 cdef class Batch:
     """A batch of encoded records for one partition, and the deliveries that have callbacks.
 
-    The base class of batch.ProducerBatch, with the states and everything that is used for each single record.
+    The base class of batch.ProducerBatch, with the states and everything else that individual records need.
     """
 
     cdef public PartitionQueue queue
@@ -378,7 +378,7 @@ cdef class Batch:
     cdef readonly int64_t log_start_offset
     cdef readonly object error
     cdef public dict record_errors
-    """The errors of single records, by index, where they differ from the batch's error."""
+    """The errors of individual records, by index, where they differ from the batch's error."""
     cdef set retrieved
     """The indexes of the records whose own errors were retrieved; None before the first record error."""
     cdef readonly set ended_early
@@ -391,14 +391,14 @@ cdef class Batch:
     cdef readonly int unretrieved
     """The number of deliveries that were dropped before their result was retrieved."""
     cdef public bint is_due
-    """True if the batch is sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a large
-    record, a caller is waiting for it, or its node is hurried (Accumulator.hurry_node)."""
+    """True if the batch is to be sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a
+    large record, a caller is waiting for it, or its node is hurried (Accumulator.hurry_node)."""
     cdef readonly list parts
-    """The parts of a batch that was split, (first index, Batch), in ascending order. Each delivery moves to one of
+    """The parts of a batch that was split, as (first index, Batch) in ascending order. Each delivery moves to one of
     them."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
-        # `capacity` and `limit` count the bytes of records, without the header of the batch.
+        # `capacity` and `limit` count the bytes of records, excluding the header of the batch.
         self.queue = queue
         self.loop = loop
         self.buffer = RecordsBuffer(capacity)
@@ -440,7 +440,7 @@ cdef class Batch:
         return self.late_value is None
 
     def complete_records(self):
-        """Copy the large value to its place. Copying takes long, so a worker thread does it, without the GIL."""
+        """Copy the large value to its place. Copying takes a long time, so a worker thread does it, without the GIL."""
         cdef bytes value
         cdef RecordsBuffer buffer
         cdef Py_ssize_t at
@@ -469,7 +469,7 @@ cdef class Batch:
         return reserved
 
     def try_append(self, value, key, timestamp_ms, headers):
-        """Add a record to a batch that the user builds. Return False if the batch is full."""
+        """Add a record to a batch that the user is building. Return False if the batch is full."""
         cdef Record record
         cdef Py_buffer key_view, value_view
         cdef int views = 0
@@ -512,7 +512,7 @@ cdef class Batch:
 
     @property
     def unretrieved_errors(self):
-        """The errors of single records that no caller has retrieved."""
+        """The errors of individual records that no caller has retrieved."""
         return [error for index, error in sorted((self.record_errors or {}).items()) if index not in (self.retrieved or ())]
 
     def complete(self, int64_t base_offset, int64_t log_append_time, int64_t log_start_offset):
@@ -643,7 +643,7 @@ cdef list original_indexes(Batch batch):
 
 
 cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
-    """Copy into the batch those records of `old` whose item in `kept` is true, and count them."""
+    """Copy the records of `old` whose item in `kept` is true into the batch, and count them."""
     cdef RecordsBuffer new = batch.buffer
     cdef const char* at = old.data
     cdef const char* after
@@ -788,7 +788,7 @@ cdef class Delivery:
     Cancelling it, or a task that awaits it, does not stop the record from being sent. As with any asyncio.Future, it is
     then cancelled for every task that awaits it; if there are several, await `asyncio.shield(delivery)`.
 
-    A delivery reads its result from its batch on demand, so an acknowledgement creates no object for each record.
+    A delivery reads its result from its batch on demand, so an acknowledgement doesn't create an object per record.
 
     Raises (from `await` and `result()`):
         DeliveryError: the record failed; `outcome` says whether it may be in the log.
@@ -955,7 +955,7 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
 
 
 cdef inline int let_wait(Delivery delivery) except -1:
-    """Add a delivery to those whose callbacks its batch schedules."""
+    """Add a delivery to the waiters of its batch, whose callbacks the batch schedules."""
     if delivery.batch.waiters is None:
         delivery.batch.waiters = []
     delivery.batch.waiters.append(delivery)
@@ -963,7 +963,7 @@ cdef inline int let_wait(Delivery delivery) except -1:
 
 
 cdef inline int add_callback(Delivery delivery, tuple entry) except -1:
-    """Add (callback, context) to a delivery without a result."""
+    """Add (callback, context) to a delivery that has no result yet."""
     if delivery.callbacks is None:
         delivery.callbacks = entry
         let_wait(delivery)
@@ -989,7 +989,7 @@ cdef inline bint has_ended(Delivery delivery) except -1:
 
 
 cdef bint ended_early(Delivery delivery) except -1:
-    """Return whether the record ended before its batch, which may have been before the delivery was created."""
+    """Return whether the record ended before its batch, possibly before the delivery was created."""
     cdef int index
     cdef Batch batch = batch_of(delivery, &index)
     return batch.ended_early is not None and index in batch.ended_early
@@ -1032,9 +1032,9 @@ cdef inline Batch batch_of(Delivery delivery, int* index):
 
 
 cdef inline object error_of(Delivery delivery, Batch batch, int index):
-    """Return a copy of the batch's error. Raising the error itself would attach a traceback to it. The traceback refers
-    to the awaiting task's frame, the frame to the delivery, and the delivery, through its batch, to the error: a cycle
-    that the garbage collector cannot see."""
+    """Return a copy of the record's error, or None. Raising the error itself would attach a traceback to it. The
+    traceback would refer to the awaiting task's frame, the frame to the delivery, and the delivery, through its batch,
+    to the error: a cycle that the garbage collector cannot see."""
     if batch.record_errors is None and batch.error is None:
         delivery.flags = RETRIEVED
         return None
@@ -1084,7 +1084,7 @@ cdef class PartitionQueue:
     cdef readonly str topic
     cdef readonly int partition
     cdef public object batches
-    """A deque of ProducerBatch, or a tuple of none or one, because a deque occupies 600 bytes."""
+    """A deque of ProducerBatch, or a tuple of at most one, because a deque occupies 600 bytes."""
     cdef public Batch tail
     """The open batch at the end of `batches`, or None."""
     cdef public tuple in_flight
@@ -1094,7 +1094,7 @@ cdef class PartitionQueue:
     cdef public object sequence
     """The idempotence.PartitionSequence; None until it is needed."""
     cdef public int size_hint
-    """The number of bytes that the next batch first reserves: the size of the last batch."""
+    """The number of bytes that the next batch initially reserves: the size of the last batch."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
     cdef readonly object unretrieved
@@ -1114,7 +1114,7 @@ cdef class PartitionQueue:
 
 
 cdef class Topic:
-    """The state of a topic that the record path needs."""
+    """The part of a topic's state that the record path needs."""
 
     cdef readonly str name
     cdef readonly list queues
@@ -1164,7 +1164,7 @@ include "_user_code.pxi"
 
 
 cdef class RecordPath:
-    """The base of `Producer`: the part of `send`, `send_and_wait` and `try_send` that need not wait."""
+    """The base of `Producer`: the part of `send`, `send_and_wait` and `try_send` that does not have to wait."""
 
     cdef dict topics
     cdef object loop
@@ -1188,7 +1188,7 @@ cdef class RecordPath:
     cdef UserSerializer of_key
     cdef object interceptors       # records.interceptors.Interceptors, or None
     cdef list on_send              # their methods, or None
-    cdef bint want_results         # the interceptors have an on_acknowledgement
+    cdef bint want_results         # at least one interceptor has an on_acknowledgement
     cdef object metadata
 
     def __cinit__(self, *args, **settings):
@@ -1223,7 +1223,7 @@ cdef class RecordPath:
         self.runs_user_code = of_value is not None or of_key is not None or interceptors is not None
 
     def _unbind(self):
-        """Let `send` raise ProducerClosed from now on. Called when closing begins."""
+        """Make `send` raise ProducerClosed from now on. Called when closing begins."""
         self.is_running = False
         self.was_closed = True
 
@@ -1279,6 +1279,7 @@ cdef class RecordPath:
         If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
         sent, even if its delivery, or a task that awaits it, is cancelled.
         """
+        # Not run: call_instead, at the end of the file, replaces it with a plain call.
         return await new_call(self, False, topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer,
                               value_serializer)
 
@@ -1304,12 +1305,12 @@ cdef class RecordPath:
         Takes the same arguments as `send`.
 
         Raises:
-            BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
+            BufferFullError: the buffer is full, or the topic's metadata is not known yet (it has been requested).
             Others: see `send`.
         """
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if type(span) is list:     # the call is not recorded, which its headers say
+            if type(span) is list:     # the call is not recorded, and its headers say so
                 headers = span
             elif span is not None:
                 sent = self._send_traced(
@@ -1321,8 +1322,8 @@ cdef class RecordPath:
 
     def _send_traced(self, span, topic, value, key, partition, timestamp_ms, timeout, key_serializer,
                      value_serializer):
-        """Send a record with a tracing span, which ends when the record has its result. Return the same as
-        `send_now`."""
+        """Send a record with a tracing span, which ends when the record has its result. Return what
+        `send_now` returns."""
         try:
             sent = send_now(
                 self, topic, value, key, partition, timestamp_ms, span.headers, timeout, key_serializer,
@@ -1396,7 +1397,7 @@ cdef class RecordPath:
 
 cdef inline object send_now(RecordPath self, topic, value, key, partition, timestamp_ms, headers, timeout,
                             key_serializer, value_serializer):
-    """Append a record and return its Delivery if that needs no wait; otherwise return a PendingRecord."""
+    """Append a record and return its Delivery if that can be done without waiting; otherwise return a PendingRecord."""
     cdef Delivery delivery
     cdef UserSerializer of_value, of_key
     cdef bint is_compiled = self.is_compiled and timeout is None
@@ -1415,7 +1416,7 @@ cdef inline object send_now(RecordPath self, topic, value, key, partition, times
 
 
 cdef Delivery append_known(RecordPath self, topic, value, key, partition, timestamp_ms, headers):
-    """Append a record if that needs no wait; otherwise return None."""
+    """Append a record if that can be done without waiting; otherwise return None."""
     cdef Delivery delivery
     cdef bint is_rejected = True
     try:                            # `except` would save the exception state for each record; `finally` does not
@@ -1477,8 +1478,8 @@ cdef inline Py_ssize_t size_of(data) noexcept:
 
 
 cdef inline int check_may_append(RecordPath self) except -1:
-    # In the thread of start(), the producer's loop is the running loop if it runs at all, so these checks suffice. On
-    # Python 3.11, asyncio needs a system call to look up the running loop.
+    # In the thread of start(), the producer's loop is the running loop if it is running at all, so these checks
+    # suffice. On Python 3.11, asyncio needs a system call to look up the running loop.
     if (not self.is_running or not self._gate.is_open or self.generation != _generation
             or self.thread != PyThread_get_thread_ident() or not self.is_loop_running()):
         self._check_may_append()
@@ -1501,6 +1502,7 @@ cdef inline Topic find(RecordPath self, topic_name, partition):
 
 
 cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+    """Check that records may be sent, find the topic, and append."""
     cdef Topic topic
     check_may_append(self)
     topic = find(self, topic_name, partition)
@@ -1510,6 +1512,7 @@ cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition
 
 
 cdef Delivery append(RecordPath self, Topic topic, value, key, int number, timestamp_ms, headers, bint is_first_waiter):
+    """Check the arguments of a record, and append it."""
     cdef Record record
     cdef bytes late_value = None
     cdef Py_buffer key_view, value_view
@@ -1528,7 +1531,7 @@ cdef Delivery append(RecordPath self, Topic topic, value, key, int number, times
 
 cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* record, headers, bytes late_value,
                             bint is_first_waiter):
-    """Append a record. `late_value` is a value that a thread will copy (`record.value` is NULL then), or None."""
+    """Append a record. `late_value` is a value that a thread will copy (`record.value` is then NULL), or None."""
     cdef PartitionQueue queue
     cdef Batch batch
     cdef bint is_sticky = number < 0 and record.key_size < 0
@@ -1609,7 +1612,7 @@ cdef inline void release_views(int views, Py_buffer* key_view, Py_buffer* value_
 
 
 cdef inline Py_ssize_t most_bytes(Record* record) noexcept nogil:
-    """Return an upper bound of the encoded size: length, timestamp delta (up to 10 bytes), offset delta, two sizes,
+    """Return an upper bound on the encoded size: length, timestamp delta (up to 10 bytes), offset delta, two sizes,
     attributes, the bytes."""
     return (6 * LONGEST_VARINT + 1 + record.headers_size + (record.key_size if record.key_size > 0 else 0)
             + (record.value_size if record.value_size > 0 else 0))
@@ -1629,7 +1632,7 @@ cdef inline char* begin_record(Batch batch, Record* record) noexcept:
             + varint_size(record.key_size) + (record.key_size if record.key_size > 0 else 0)
             + varint_size(record.value_size) + (record.value_size if record.value_size > 0 else 0)
             + record.headers_size)
-    # The caller has ensured room for most_bytes() after `size`; `body` with its length never needs more.
+    # The caller has made room for most_bytes() after `size`; `body` with its length never needs more.
     at = put_varint(batch.buffer.data + batch.buffer.size, body)
     at[0] = 0                      # attributes, unused
     at = put_varint(at + 1, delta)
@@ -1849,8 +1852,9 @@ cdef enum CallState:
 cdef class SendCall:
     """The coroutine that `send` and `send_and_wait` return.
 
-    A Cython coroutine needs four objects for each call, which take a sixth of the CPU of a small record. This is a
-    single object. It appends the record itself if that needs no wait, and otherwise runs another coroutine."""
+    A Cython coroutine needs four objects for each call, which take a sixth of the CPU time of a small record. This is a
+    single object. It appends the record itself if that can be done without waiting, and otherwise runs another
+    coroutine."""
 
     cdef RecordPath path
     cdef object topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer
@@ -1875,7 +1879,7 @@ cdef class SendCall:
         cdef PyObject* result = NULL
         cdef int outcome = send_to_call(<PyObject*>self, <PyObject*>value, &result)
         answer = <object>result
-        Py_DECREF(answer)          # `result` is a reference of its own
+        Py_DECREF(answer)          # `result` is a separate reference
         if outcome == YIELDED:
             return answer
         raise StopIteration(answer)
@@ -1893,7 +1897,7 @@ cdef class SendCall:
         self.state = RUNNING
         try:
             yielded = rest.throw(kind)
-        except BaseException:      # StopIteration included: the coroutine has returned
+        except BaseException:      # including StopIteration: the coroutine has returned
             self.state = OVER
             raise
         self.state = WAITING
@@ -1917,7 +1921,7 @@ cdef class SendCall:
     def __qualname__(self):
         return name_of(self).decode()
 
-    # Tools that show coroutines look for these. There is neither a frame nor a code object.
+    # Tools that show coroutines look for these attributes. There is neither a frame nor a code object.
     @property
     def cr_running(self):
         return self.state == RUNNING
@@ -2021,7 +2025,7 @@ cdef int begin(SendCall self, PyObject** result) except -1:
     headers, span = self.headers, None
     if path._tracer is not None:
         span = path._tracer.begin(self.topic, self.value, self.key, headers, 1)
-        if type(span) is list:     # the call is not recorded, which its headers say
+        if type(span) is list:     # the call is not recorded, and its headers say so
             headers, span = span, None
     if span is None:
         sent = send_now(path, self.topic, self.value, self.key, self.partition, self.timestamp_ms, headers,
@@ -2038,7 +2042,7 @@ cdef int begin(SendCall self, PyObject** result) except -1:
         self.rest = delivery
         return go_on(self, None, result)
     if path.burst >= YIELD_AFTER:
-        # A loop of sends that never has to wait would block all other tasks, the sender included.
+        # A loop of sends that never has to wait would block all other tasks, including the sender.
         path.burst = 0
         self.rest = delivery
         self.state = GIVING_WAY

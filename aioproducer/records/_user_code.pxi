@@ -85,14 +85,14 @@ cdef class UserSerializer:
 cdef class Serialization:
     """The serializers of one record: the value's, then the key's. `run` calls the ones that have not been called yet.
 
-    new_serialization() creates it.
+    Created by new_serialization().
     """
 
     cdef UserSerializer of_value, of_key
     cdef readonly str topic
     cdef readonly object value, key
     cdef readonly Waiting waiting
-    """The result that must be awaited before the next call of `run`; None if there is none."""
+    """The result that must be awaited before the next call to `run`; None if there is none."""
     cdef object given_headers
     cdef SerializationContext context
     """The context that was last passed to a serializer; None if there is none."""

@@ -3,7 +3,7 @@ occupy.
 
 The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
 drains the batches. This module does not touch sockets. Nothing interleaves between two awaits. Callers waiting for
-memory are served first come, first served."""
+memory are served in order of arrival."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 NO_NODE = NO_LEADER
 SMALLEST_BATCH = 1024
-"""The number of bytes that a batch reserves first, unless its predecessor in the partition used more."""
+"""The number of bytes that a batch initially reserves, unless its predecessor in the partition used more."""
 PAUSE_OF_WEIGHING = 20e-6
 """The pause between two measurements of a topic's load, in seconds per partition; one measurement takes a twentieth
 of that."""
@@ -72,7 +72,7 @@ class Accumulator:
         )
         self._closed = False
         self._queues: dict[str, list[PartitionQueue]] = {}
-        """The queue of each partition of each topic ever written to, because sequence numbers must outlive the
+        """The queue of each partition of every topic ever written to, kept because sequence numbers must outlive the
         metadata."""
         self._applied_info: dict[str, TopicInfo] = {}
         """The metadata by which each topic's queues were last assigned to leaders; the same object until the topic
@@ -86,16 +86,16 @@ class Accumulator:
         self._filled: dict[PartitionQueue, None] = {}
         """Queues that have batches, in the order of their first batch."""
         self._waiting: dict[PartitionQueue, None] = {}
-        """Those of them that are not in `_ready`."""
+        """The queues in `_filled` that are not in `_ready`."""
         self._ready: dict[int, dict[PartitionQueue, None]] = {}
-        """The queues whose first batch is due, by leader. Leaders, and the queues of each leader, are served in
-        rotation."""
+        """The queues whose first batch is due, or in back-off, by leader. Leaders, and the queues of each leader, are
+        served in rotation."""
         self._lingers = Lingers(config)
         self._backing_off: list[tuple[float, tuple[int, int], PartitionQueue]] = []
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
-        """Every batch that has not ended, in the order of the batches' deadlines."""
+        """All batches that have not ended, in order of their deadlines."""
         self._abandoned: set[ProducerBatch] = set()
-        """Batches that were sent and have no live record left; they are not sent again."""
+        """Batches that were sent and have no live records left; they are not sent again."""
         self._flushing = 0
         # for choosing the partitions of records without a key
         self._available: dict[str, list[int]] = {}
@@ -119,7 +119,7 @@ class Accumulator:
         return topic
 
     def open_batch(self, queue: PartitionQueue, size: int) -> ProducerBatch | None:
-        """Open a batch at the end of the queue, with room for `size` bytes of records; None if there is no memory.
+        """Open a batch with room for `size` bytes at the end of the queue. Return None if there is no memory.
 
         The compiled path calls this when the queue has no open batch, or its open batch is full.
         """
@@ -178,7 +178,7 @@ class Accumulator:
             self._wake.set()
 
     def append_built(self, queue: PartitionQueue, builder: BatchBuilder) -> Delivery | None:
-        """Append a batch that the user built to its partition's queue; None if there is no memory for it."""
+        """Append a user-built batch to the queue of its partition. Return None if there is no memory for it."""
         batch = builder.take()
         if not self.memory.take(batch.reserved):
             return None
@@ -231,7 +231,7 @@ class Accumulator:
         self.assign_leaders()
 
     def assign_leaders(self) -> bool:
-        """Assign the queues that update_leaders() left, about MOST_ASSIGNED at a time. Return whether none are left."""
+        """Assign the queues that update_leaders() left, about MOST_ASSIGNED at a time. Return True if none are left."""
         left = MOST_ASSIGNED
         for name, info in list(self.outdated.items()):
             if left <= 0:
@@ -300,8 +300,8 @@ class Accumulator:
             if queue.retry_at <= now and queue.topic not in self.outdated:
                 yield queue
 
-    def complete_first(self, queue: PartitionQueue) -> ProducerBatch | None:
-        """Return the first batch for a partition, closed and ready to be sent; None while a thread compresses it."""
+    def close_first(self, queue: PartitionQueue) -> ProducerBatch | None:
+        """Return a partition's first batch, closed and ready to be sent; None while a thread is compressing it."""
         batch: ProducerBatch = queue.batches[0]
         if batch.state is BatchState.OPEN:
             self._close(batch)
@@ -333,10 +333,10 @@ class Accumulator:
                 self._ready[node_id] = self._ready.pop(node_id)
 
     def _drop_withdrawn(self, batch: ProducerBatch) -> None:
-        """Leave out the records whose own timeout has passed, and compress the remaining ones again.
+        """Leave out the records whose own timeouts have passed, and compress the remaining ones again.
 
-        More records may time out while a thread compresses the batch. After MOST_REBUILDS attempts a large batch is
-        therefore sent uncompressed.
+        More records may time out while a thread is compressing the batch. Therefore, after MOST_REBUILDS attempts, a
+        large batch is sent uncompressed.
         """
         batch.drop_withdrawn()
         if batch.rebuilds <= MOST_REBUILDS:
@@ -353,7 +353,7 @@ class Accumulator:
     def withdraw(self, delivery: Delivery, error: BaseException) -> None:
         """End a record that was never sent. If it was the last live record in its batch, the batch ends as well.
 
-        If an empty batch did not end, it would occupy memory until a broker can be reached, and flush() and close()
+        If an empty batch did not end, it would occupy memory until a broker could be reached, and flush() and close()
         would wait for it.
         """
         batch: ProducerBatch = delivery.batch
@@ -361,7 +361,7 @@ class Accumulator:
         self._drop_if_empty(batch)
 
     def end_records(self, batch: ProducerBatch, first: int, end: int, error: BaseException) -> int:
-        """End the records in a batch from index `first` up to, but not including, `end`, unless they have ended before.
+        """End a batch's records from index `first` up to, but not including, `end`, except those that have ended.
 
         The records are withdrawn if the batch was never sent. Returns the number of records that this call ended.
         """
@@ -438,7 +438,7 @@ class Accumulator:
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Return the memory of a batch that has ended, and serve waiting callers. The sender is not woken for it."""
+        """Return an ended batch's memory, and serve waiting callers. This alone does not wake the sender."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())
@@ -532,11 +532,11 @@ class Accumulator:
         return bool(self.memory.waiters or self._flushing or self._closed)
 
     def _is_due(self, queue: PartitionQueue) -> bool:
-        """Return whether the first batch need not wait for more records.
+        """Return whether the first batch need not wait for more records. It may be in back-off: see due().
 
         The batch is due if it is closed (full, built by the user, or sent before) or marked as due (`is_due`), or if
-        all batches are due because a caller is waiting for memory, flush() or close(). An event that makes a batch due
-        also calls _make_ready(), or wakes the sender, which calls it in ready().
+        all batches are due because a caller is waiting for memory or in flush(), or because the producer is closing.
+        Code that makes a batch due also calls _make_ready(), or wakes the sender, which calls it in ready().
         """
         first = queue.batches[0]
         return first.state is BatchState.CLOSED or first.is_due or self._everything_is_due()

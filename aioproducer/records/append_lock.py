@@ -1,8 +1,8 @@
 """The accumulator's lock: decides whose record is appended next while the buffer memory is used up.
 
-If no caller is waiting and there is room, the compiled path appends at once. The compiled path need not acquire a lock,
-because nothing interleaves between two awaits; it only reads the number of waiting callers. Otherwise, callers wait,
-first come, first served, until memory is returned.
+If no caller is waiting and there is room, the compiled path appends at once. Otherwise, callers wait until memory is
+returned, and are served in order of arrival. The compiled path need not acquire a lock, because nothing interleaves
+between two awaits; it only reads the number of waiting callers.
 
 An asyncio.Lock would be too slow, because it wakes one caller at a time. Each caller would append its record and wait
 again with its next one before the last caller had its turn. Once the buffer was full, it would accept one record per
@@ -43,7 +43,7 @@ class AppendLock:
             memory: the memory that callers wait for.
             wake: the sender's event.
             log: the log.
-            waits: counts the seconds of each wait.
+            waits: the histogram of the length of each wait, in seconds.
         """
         self._waits = waits
         self._watch = BufferWatch(loop, log, memory)
@@ -125,7 +125,9 @@ class AppendLock:
     def _try_to_serve(self, waiter: asyncio.Future[Any], append: Callable[[], object | None]) -> bool:
         try:
             if self._closed:
-                raise ProducerClosed("the producer was closed while the record waited for room in the buffer")
+                raise ProducerClosed(
+                    "the producer was closed while the record was waiting for room in the buffer"
+                )
             appended = append()
         except Exception as error:
             waiter.set_exception(error)

@@ -78,8 +78,8 @@ class ProducerBatch(Batch):
     ) -> None:
         super().__init__(queue, loop, capacity, limit)
         self.order = order
-        """The position among all batches for the partition: the number given to the batch when it was opened, and the
-        index of its first record in the batch that was split (0 if it is not part of one)."""
+        """The position among all batches for the partition: the number that the batch received when it was opened, and
+        the index of its first record in the batch that was split (0 if this batch is not part of a split one)."""
         self.created = created
         self.deadline = deadline
         self.keeps_records = False
@@ -90,7 +90,7 @@ class ProducerBatch(Batch):
         self.wire_size = HEADER_SIZE
         """The size on the wire in bytes; final once the batch is compressed."""
         self.rebuilds = 0
-        """The number of times that the batch was rebuilt without withdrawn records."""
+        """The number of times that the batch was rebuilt to leave out withdrawn records."""
         self.is_being_compressed = False
         """True while the batch is waiting for a thread to copy its large value or to compress its records."""
         # set when the batch is numbered; from then on the numbers identify its bytes
@@ -116,11 +116,11 @@ class ProducerBatch(Batch):
         """True from just before the records are counted by outcome, so that metrics() in another thread does not also
         count them as buffered."""
         self.was_given_up_on_request = False
-        """True if the user asked for the failure, for example by abort_transaction(). It is not reported as
-        unretrieved."""
+        """True if the user asked for the failure, for example by calling abort_transaction(). Such a failure is not
+        reported as unretrieved."""
 
     def enter(self, queue: PartitionQueue, order: tuple[int, int], created: float, deadline: float) -> None:
-        """Give a batch that the user built its place in a queue."""
+        """Assign a place in a queue to a batch that the user built."""
         self.queue = queue
         self.order = order
         self.created = created
@@ -207,7 +207,7 @@ class ProducerBatch(Batch):
         """The outcome that the records would have if the batch failed now: UNKNOWN if an attempt may have reached a
         log, otherwise NOT_PERSISTED.
 
-        The batch's errors report this outcome. An attempt in flight counts only after it is noted in `maybe_persisted`.
+        The batch's errors report this outcome. An attempt in flight counts only once it is noted in `maybe_persisted`.
         """
         return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
 
@@ -221,8 +221,8 @@ class ProducerBatch(Batch):
         return (self.maybe_persisted and not self.doubted_in) or bool(self.doubted_in & {NAMED, topic_id})
 
     def leave_for(self, topic_id: int) -> None:
-        """Redirect the batch to the topic with this id, whose log cannot contain the records yet. Discard its
-        numbers."""
+        """Redirect the batch to the topic with this id, whose log cannot contain the records yet. Discard the
+        batch's numbers."""
         assert not self.may_be_in(topic_id)
         self.maybe_persisted = False
         self.number(None, -1)
@@ -347,7 +347,7 @@ class FlushWait:
 
 
 Row = tuple[Any, Any, int | None, Headers | None]
-"""The value and key of a record as they were given, its timestamp, and its headers."""
+"""The value and key of a record before serialization, its timestamp, and its headers."""
 
 
 def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> ProducerBatch:
@@ -379,7 +379,7 @@ class BatchBuilder:
         self._serialize = serialize
         self._is_closed = False
         self.rows: list[Row] | None = [] if keeps_rows else None
-        """The records as they were given, for interceptors."""
+        """The records before serialization, for the interceptors."""
 
     def append(
         self,
@@ -428,7 +428,7 @@ class BatchBuilder:
         return self._batch.record_count
 
     def replace_rows(self, rows: Iterable[Row], limit: int) -> None:
-        """Encode the records again as the interceptors changed them, in a batch of at most `limit` bytes.
+        """Encode the records again with the interceptors' changes, in a new batch of at most `limit` bytes.
 
         Raises:
             InvalidRecordError, SerializationError: as for `append`.
@@ -462,7 +462,7 @@ class BatchBuilder:
 
     def _check_is_unsent(self) -> None:
         if self._batch.order[0] >= 0:
-            raise IllegalStateError("this batch was sent before; make a new one with create_batch()")
+            raise IllegalStateError("this batch has already been sent; create a new one with create_batch()")
 
 
 class BatchRecordMetadata(NamedTuple):

@@ -2,7 +2,7 @@
 
 Passing a batch to a thread and back costs more than compressing 8 KiB, and a compressing thread competes with a busy
 loop for the GIL. Therefore one job in a thread compresses all waiting batches, one after the other. With one or two
-processors, a thread would not get a processor of its own, so batches that compress quickly are compressed in the
+processors, a thread would not have a processor to itself, so batches that compress quickly are compressed in the
 loop, for up to about a millisecond per turn.
 """
 
@@ -77,7 +77,7 @@ class BatchCompressor:
         self._most_in_loop = quick if processors <= 2 else min(quick, SMALL)
         self._most_in_turn = int(MOST_IN_TURN * pace)
         self._in_this_turn = 0
-        """Bytes of batches that were compressed in this turn of the loop."""
+        """The total size in bytes of the batches that were compressed in this turn of the loop."""
         self.turn_is_full = False
         """True once this turn of the loop has compressed as much as one turn may."""
         # shared with the threads, which take from `_waiting` and append to `_done`
@@ -110,8 +110,8 @@ class BatchCompressor:
         return True
 
     async def close(self) -> None:
-        """Stop the threads. A codec cannot be interrupted, so a thread that needs longer than LAST_WAIT ends after
-        its batch or with the process."""
+        """Stop the threads. A codec cannot be interrupted, so a thread that takes longer than LAST_WAIT ends after
+        its current batch or with the process."""
         self._waiting.clear()
         self.executor.shutdown(wait=False, cancel_futures=True)
         if self._jobs:
@@ -194,7 +194,7 @@ class BatchCompressor:
         elif batch.state is not BatchState.DONE:
             # The records themselves are intact and are sent uncompressed.
             self._log.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
-            batch.complete_records()  # in case the thread failed before it did this
+            batch.complete_records()  # in case the thread failed before doing this
 
 
 def processor_count() -> int:

@@ -30,11 +30,11 @@ async def gather(deliveries: Iterable[Awaitable[Any]], *, return_exceptions: boo
         for metadata in await aioproducer.gather(deliveries):
             ...
 
-    It behaves like `asyncio.gather(*deliveries)`, and takes a small part of its CPU time per record.
+    It behaves like `asyncio.gather(*deliveries)`, but takes only a small fraction of the CPU time per record.
 
     Args:
-        deliveries: deliveries of any producers of this event loop. If any element is another awaitable, asyncio.gather
-            does all the work.
+        deliveries: deliveries from any producers in this event loop. If any element is another kind of awaitable,
+            asyncio.gather does all the work.
         return_exceptions: whether the list contains the error of each record that failed. If False, the first error is
             raised as soon as it occurs; the other records are still sent, and their errors count as retrieved.
 
@@ -43,8 +43,8 @@ async def gather(deliveries: Iterable[Awaitable[Any]], *, return_exceptions: boo
         TypeError: `deliveries` is not an iterable, or is itself awaitable, such as a single delivery.
         ValueError: a delivery belongs to another event loop.
 
-    If it is cancelled, it cancels the deliveries that have no result yet, as asyncio.gather does. The records are still
-    sent. To keep the deliveries, await `asyncio.shield(aioproducer.gather(deliveries))`.
+    If gather() is cancelled, it cancels the deliveries that have no result yet, as asyncio.gather does. The records are
+    still sent. To keep the deliveries, await `asyncio.shield(aioproducer.gather(deliveries))`.
     """
     if hasattr(deliveries, "__await__"):
         raise TypeError(

@@ -70,7 +70,7 @@ class Idempotence:
         """The partitions, as (topic id, number), whose topic was re-created with another id. Outdated metadata may
         still contain the old id."""
         self._confirmations: dict[int, tuple[ProducerIdentity, int]] = {}
-        """The last (identity, leader) of each leader, so that its partitions share one tuple."""
+        """The last (identity, leader) of each leader, kept so that all of its partitions share one tuple."""
 
     def use(self, identity: ProducerIdentity | None) -> None:
         """Number batches under this identity from now on; with None, wait for another one."""

@@ -1,5 +1,5 @@
-"""Calls the user's interceptors for each record, first before anything else is done with it, and once more with its
-result.
+"""Calls the user's interceptors for each record: once before anything else is done with it, and again when its result
+is known.
 
 An interceptor that raises an exception is logged and skipped, as in Kafka's ProducerInterceptors."""
 
@@ -54,8 +54,10 @@ class Interceptors:
         return intercepted(self, self.methods, record)
 
     def note_failure(self, method: Callable[..., object]) -> None:
-        """Log the exception of an interceptor, which is being handled."""
-        self._log.warning("the interceptor %s raised and is skipped", qualified_name(method), exc_info=True)
+        """Log the exception being handled, which an interceptor raised."""
+        self._log.warning(
+            "the interceptor %s raised an exception and is skipped", qualified_name(method), exc_info=True
+        )
 
     def note_wrong_result(self, method: Callable[..., object], result: object) -> None:
         """Log that an interceptor did not return a record."""
@@ -92,7 +94,7 @@ class Interceptors:
                 )
 
     def watch(self, delivery: Delivery, record: ProducerRecord) -> None:
-        """Call all interceptors when this record has its result, even if the user's own delivery is cancelled."""
+        """Call all interceptors once this record's result is known, even if the user's own delivery is cancelled."""
         if self._on_acknowledgement:
             delivery.batch.another(delivery).add_done_callback(partial(self._ended, record))
 

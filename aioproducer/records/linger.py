@@ -1,6 +1,6 @@
 """Finds the open batches that have lingered long enough.
 
-The accumulator adds each batch when it is opened and asks which ones are due. This module does not read a clock; its
+The accumulator adds each batch when opening it, and asks which batches are due. This module does not read a clock; its
 callers pass the time."""
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ SECONDS_PER_BATCH = 50e-6
 """The time in seconds that is allowed for each batch whose linger has ended: about three times the cost of opening,
 sending and ending a small batch."""
 LONGEST_REST = 0.5
-"""The maximum number of seconds that a batch may linger beyond `linger_ms` because too many batches linger."""
+"""The maximum number of seconds that a batch may linger beyond `linger_ms` because too many batches are lingering."""
 
 _Linger = tuple[float, tuple[int, int], PartitionQueue]
 """An entry for an open batch: the loop time at which it is due, its order, and its queue."""
 
 
 class Lingers:
-    """The open batches in the order in which they are due. All of them linger equally long, so this is also the order
-    in which they were opened.
+    """The open batches in the order in which they are due. All of them linger for the same time, so this is also the
+    order in which they were opened.
 
-    With thousands of partitions, each linger would end thousands of batches of one or two records. Sending them would
-    take longer than the linger itself, and in that time more records could join the next batches. Therefore, when many
-    lingers end together, the next ones are postponed; this pause is called the rest. Only topics with more than their
-    share of these batches rest, and only while many of their batches are open. All other records wait only for their
-    own linger.
+    With thousands of partitions, thousands of batches with one or two records each would become due at once. Sending
+    them would take longer than the linger itself, and in that time more records could join the next batches. Therefore,
+    when many lingers end together, the next ones are postponed; this pause is called a rest. Only topics with more than
+    their share of these batches rest, and only while many of their batches are open. All other records wait only for
+    their own linger.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
         self._linger = config.linger
-        # After the linger, the delivery timeout may leave only request_timeout, and the request needs most of it.
+        # After the linger, only request_timeout may be left of the delivery timeout; the request needs most of that.
         self._longest_rest = min(LONGEST_REST, config.request_timeout / 4)
         self._many = config.linger / SECONDS_PER_BATCH
         """The number of batches that can be sent within one linger."""
@@ -41,9 +41,9 @@ class Lingers:
         self._rests_until = 0.0
         """The loop time before which no batch in `_lingering` is due, as long as there are many of them."""
         self._resting: set[str] = set()
-        """The topics that rest until `_rests_until`."""
+        """The topics that are resting until `_rests_until`."""
         self._prompt: deque[_Linger] = deque()
-        """Batches of topics that do not rest."""
+        """Batches of topics that are not resting."""
 
     def __len__(self) -> int:
         return len(self._lingering) + len(self._prompt)
@@ -67,7 +67,7 @@ class Lingers:
         return ended
 
     def next_due(self) -> float | None:
-        """Return the loop time at which the next linger ends, or None if no batch lingers."""
+        """Return the loop time at which the next linger ends, or None if no batch is lingering."""
         times = [self._prompt[0][0]] if self._prompt else []
         if self._lingering:
             times.append(max(self._lingering[0][0], self._rest_ends()))

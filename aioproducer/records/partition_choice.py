@@ -58,7 +58,7 @@ class PartitionChoice:
     def _chosen(
         self, topic: str, key: bytes | None, every: Sequence[int], available: Sequence[int]
     ) -> object:
-        """Call the partitioner with copies of the lists, since it may change them."""
+        """Call the partitioner with new lists, since it may change them."""
         assert self._function is not None
         try:
             return self._function(key, list(every), list(available))

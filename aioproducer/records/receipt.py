@@ -15,7 +15,7 @@ from aioproducer.types import Outcome
 
 
 class Receipt:
-    """The results of all rows of one `send_many` call: `await` it to wait until every row has its result.
+    """The results of all rows of one `send_many` call. `await` the receipt to wait until every row has its result.
 
         receipt = await producer.send_many("orders", values, keys=keys)
         await receipt                  # raises SendManyError if a row failed; the others are in the log
@@ -43,7 +43,7 @@ class Receipt:
         """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """The waits in progress for all rows; the call's timeout ends them."""
+        """The current waits for all rows; the timeout of the `send_many` call ends them."""
 
     def __len__(self) -> int:
         """Return the number of rows in the call."""
@@ -80,7 +80,7 @@ class Receipt:
         return self
 
     def raise_errors(self) -> None:
-        """Raise SendManyError if a row has failed so far."""
+        """Raise SendManyError if any row has failed so far."""
         errors = self.errors
         if not errors:
             return
@@ -95,8 +95,8 @@ class Receipt:
         )
 
     def call_when_done(self, callback: Callable[[dict[int, BaseException]], None]) -> None:
-        """Call `callback` with the rows' errors when every row has its result. Such a callback does not count
-        as retrieving the errors."""
+        """Call `callback` with the rows' errors once every row has its result. This does not count as retrieving the
+        errors."""
 
         def tell(_: object) -> None:
             callback(self._errors(marks_retrieved=False))
@@ -108,8 +108,8 @@ class Receipt:
 
     @property
     def offsets(self) -> dict[int, list[range]]:
-        """The offsets of the rows that are in the log so far, by partition, ascending. Empty with acks=0, where the
-        broker does not report offsets."""
+        """The offsets of the rows that are in the log so far, by partition and in ascending order. Empty with acks=0,
+        where the broker does not report offsets."""
         found: dict[int, list[range]] = {}
         for batch, first, count, _ in self._leaves():
             if batch.state is BatchState.DONE and batch.error is None and batch.base_offset >= 0:
@@ -212,7 +212,7 @@ def parts_of(span: Span) -> Iterator[tuple[Batch, int, int]]:
 
 
 def pending_batches(spans: Iterable[Span]) -> list[ProducerBatch]:
-    """Return the batches in which a record in these spans has no result yet."""
+    """Return the batches that contain records of these spans whose results are not known yet."""
     pending: dict[ProducerBatch, None] = {}
     for span in spans:
         for batch, first, count in parts_of(span):
@@ -235,7 +235,7 @@ def _parts_of(batch: Batch, first: int, count: int) -> Iterator[tuple[Batch, int
 
 
 def _failed(batch: Batch) -> dict[int, BaseException]:
-    """Return the errors of single records that already have results, by index."""
+    """Return the errors of individual records that already have results, by index."""
     errors = batch.record_errors or {}
     if batch.state is BatchState.DONE or not errors:
         return errors

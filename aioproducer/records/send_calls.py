@@ -1,8 +1,8 @@
 """The calls that send one record, as type checkers, editors and readers see them. They are implemented in compiled code
 (_record_path.pyx) and, for threads, in blocking/sends.py.
 
-`Producer[K, V]` accepts keys of the type K and values of the type V: what its serializers take, or bytes. A serializer
-that is passed to a call applies to that record only, so it decides the type of its key or value."""
+`Producer[K, V]` accepts keys of type K and values of type V: what its serializers take, or bytes. A serializer that is
+passed to a call applies to that record only, so it determines the type of that record's key or value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tried = TypeVar("Tried", covariant=True)
 class SendCalls(Generic[Sent, Acknowledged, Tried, K, V]):
     """Base of the producers: the types of `send`, `send_and_wait` and `try_send`.
 
-    The first three parameters are the types that the calls return, since those of the asyncio producer return
+    The first three parameters are the types that the calls return, since the calls of the asyncio producer return
     coroutines. At runtime, the class only makes a producer generic.
     """
 
@@ -292,6 +292,6 @@ class SendCalls(Generic[Sent, Acknowledged, Tried, K, V]):
             Takes the same arguments as `send`.
 
             Raises:
-                BufferFullError: the buffer is full, or the topic's metadata is not known yet (it is requested).
+                BufferFullError: the buffer is full, or the topic's metadata is not known yet (it has been requested).
                 Others: see `send`.
             """

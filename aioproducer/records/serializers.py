@@ -23,10 +23,10 @@ from aioproducer.types import Data, Headers, is_buffer, qualified_name, takes_se
 LONGEST_CAUSE = 200
 """The maximum number of characters that our error quotes from an exception's text."""
 MOST_KEPT = 32
-"""The maximum number of serializers that are kept after they were passed to `send`: a new lambda for each record must
-not exhaust the memory."""
+"""The maximum number of serializers that are kept after being passed to `send`: passing a new lambda with each record
+must not exhaust the memory."""
 MOST_CLOSES = 100
-"""The maximum number of attempts to end a coroutine that awaits something while it ends."""
+"""The maximum number of attempts to close a coroutine that awaits something while it is being closed."""
 
 
 Serialized: TypeAlias = Data | Awaitable[Data | None] | None
@@ -45,7 +45,7 @@ Serializer: TypeAlias = (
 )
 """f(value) or f(value, context) -> bytes or None, or an object with `serialize(topic, value, headers)`.
 
-Each may be async."""
+Any of these may be async."""
 
 
 class BoundSerializer(UserSerializer):
@@ -146,7 +146,7 @@ class _Started:
                 del argument
 
     def close(self) -> Exception | None:
-        """End the coroutine, which will not be awaited. Return the last exception that it raised meanwhile, or None."""
+        """Close the coroutine, which will not be awaited. Return the last exception that it raised, or None."""
         raised: Exception | None = None
         for _ in range(MOST_CLOSES):
             try:
@@ -168,7 +168,7 @@ async def finish(serialization: Serialization) -> None:
     """
     while not serialization.run():
         waiting = serialization.waiting
-        assert waiting is not None, "run() returns False only with a result that must be awaited"
+        assert waiting is not None, "run() returns False only if a result must be awaited"
         try:
             result = await waiting.awaitable
         except Exception as error:
@@ -186,7 +186,7 @@ def finish_now(serialization: Serialization, caller: str) -> None:
     if serialization.run():
         return
     waiting = serialization.waiting
-    assert waiting is not None, "run() returns False only with a result that must be awaited"
+    assert waiting is not None, "run() returns False only if a result must be awaited"
     raised = waiting.awaitable.close() if isinstance(waiting.awaitable, _Started) else None
     raise IllegalStateError(
         f"{caller} can't wait for the async {serialization.waits_for}; use send"

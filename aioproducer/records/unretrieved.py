@@ -1,4 +1,4 @@
-"""Counts and logs failed records whose result was never retrieved, by topic and error.
+"""Counts and logs failed records whose results were never retrieved, by topic and error.
 
 A batch reports its failed records when it is deleted, in any thread, possibly during a garbage collection."""
 
@@ -11,11 +11,11 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 GATHERING = 1.0
-"""Seconds from the first failure to the log line, so that one line counts all batches that failed together."""
+"""The log line is delayed by this many seconds, so that it covers all batches that failed together."""
 
 
 class Unretrieved:
-    """Counts the failed records of one producer whose errors were not retrieved."""
+    """Counts one producer's failed records whose errors were not retrieved."""
 
     def __init__(self, loop: AbstractEventLoop, log: ClientLog) -> None:
         self.counts: dict[tuple[str, str], int] = {}

@@ -31,7 +31,7 @@ def as_address(value: object) -> tuple[str, int] | None:
 def described(value: object) -> str:
     """Describe the result of a user's function for an error text. If it is a coroutine, close it."""
     if inspect.iscoroutine(value):
-        value.close()  # it is never awaited
+        value.close()  # it will never be awaited
         return "a coroutine (use a plain function, not an async one)"
     if inspect.isawaitable(value):
         return f"an awaitable {type(value).__name__} (use a plain function)"
@@ -39,7 +39,7 @@ def described(value: object) -> str:
 
 
 def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: int) -> str | None:
-    """Return the reason why this IP address of `host` must not be connected to; None if it may be."""
+    """Return the reason why the client must not connect to this IP address of `host`; None if it may."""
     if ask is None:
         if is_link_local(address):
             return f"{address} is a link-local address; to allow it, set resolved_address_filter"

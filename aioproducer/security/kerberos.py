@@ -81,7 +81,7 @@ class Gssapi:
             name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
         if self._keytab is None:
             return gssapi.Credentials(name=name, usage="initiate")
-        # Each principal and keytab has its own cache, so several producers in one process do not share tickets.
+        # Each combination of principal and keytab has its own cache, so that different ones never share tickets.
         cache = f"MEMORY:aioproducer {self._principal} {self._keytab}"
         store = {"client_keytab": self._keytab, "ccache": cache}
         return gssapi.Credentials(name=name, usage="initiate", store=store)

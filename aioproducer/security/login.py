@@ -1,6 +1,6 @@
 """Provides the TLS context and the credentials for each connection of a producer.
 
-The connections of a producer share one Login. It reads certificates again when their files change, and reuses tokens
+The connections of a producer share one Login. It rereads certificates when their files change, and reuses tokens
 for most of their lifetime. Only this module calls the user's functions."""
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Login:
         )
 
     async def step(self, mechanism: Mechanism, challenge: bytes | None) -> bytes | None:
-        """Run a slow step of a mechanism in a thread. Raises what the step raises."""
+        """Run a slow step of a mechanism in a thread. Exceptions from the step are passed on."""
         return await self._computing.call(mechanism.step, challenge)
 
     def refused(self) -> None:
@@ -222,7 +222,7 @@ def _shown(returned: object) -> str:
 
 
 async def _call(threads: Threads, setting: str, function: Callable[[], Any]) -> Any:
-    """Call the user's function: in the event loop if it is async, else in a thread, because it may use the network.
+    """Call the user's function: in the event loop if it is async, otherwise in a thread, as it may use the network.
 
     Raises:
         AuthenticationError: the function raised an exception, which is the cause.

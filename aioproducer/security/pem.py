@@ -1,6 +1,6 @@
 """Prepares PEM text for OpenSSL, and finds out what is wrong with PEM text that OpenSSL cannot use.
 
-The module tls calls these functions. They open no file, and their messages quote nothing from the PEM text."""
+The module tls calls these functions. They open no files, and their messages quote nothing from the PEM text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _block_in_lines(block: re.Match[str]) -> str:
 def own_problem(
     certificate: Source, key: Source, reason: str | None, encrypted_with: str
 ) -> tuple[Source, str]:
-    """Find out why OpenSSL cannot use a certificate with its key. Return the faulty one of the two, and the reason.
+    """Find out why OpenSSL cannot use a certificate with its key. Return whichever is faulty, and the reason.
 
     The text of both must already have been read.
 

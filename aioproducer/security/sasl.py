@@ -1,8 +1,8 @@
 """SASL mechanisms as state machines: `step(challenge)` returns the reply.
 
-They use no socket, task or clock; the connection sends and receives the bytes. A machine is used for one authentication
-only. Whatever the peer sends, a machine raises only AuthenticationError, and no error shows a password, a token or a
-proof."""
+They use no socket, task or clock; the connection sends and receives the bytes. Each machine is used for one
+authentication only. Whatever the peer sends, a machine raises only AuthenticationError, and no error shows a password,
+a token or a proof."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _Step: TypeAlias = Callable[[bytes], bytes | None]
 
 
 class Mechanism(Protocol):
-    """One authentication by one mechanism."""
+    """One authentication with one mechanism."""
 
     name: str
     """Kafka's name for the mechanism."""
     is_slow: bool
-    """Whether the next step must run in a thread, because it takes long to compute or uses the network."""
+    """Whether the next step must run in a thread, because it takes a long time to compute or uses the network."""
 
     def step(self, challenge: bytes | None) -> bytes | None:
         """Answer the broker's challenge, which is None in the first step. Return None if no answer is needed.
@@ -85,7 +85,7 @@ class _Machine:
 
 
 class Plain(_Machine):
-    """PLAIN (RFC 4616): sends the user name and the password in clear text, so it is only for encrypted connections."""
+    """PLAIN (RFC 4616): sends the user name and password in clear text, so use it only over encrypted connections."""
 
     name = "PLAIN"
 
@@ -174,7 +174,7 @@ class Scram(_Machine):
         return nonce, salt, iterations
 
     def _verify(self, challenge: bytes) -> None:
-        """Check the server's signature, which only a server that knows the keys of this password can create."""
+        """Check the server's signature, which only a server that knows the keys of this user can create."""
         text = self._text(challenge)
         self._refuse_error(text)
         parts = re.fullmatch(r"v=([A-Za-z0-9+/]+=*)(?:,[A-Za-z]=.*)?", text)
@@ -216,8 +216,8 @@ class OAuthBearer(_Machine):
                 or not re.fullmatch(r"[ -~\t\r\n]*", value)
             ):
                 raise AuthenticationError(
-                    f"OAUTHBEARER: extension {escaped(name, 40)!r} can't be sent: its name must be letters, but not "
-                    "'auth', and its value printable ASCII"
+                    f"OAUTHBEARER: extension {escaped(name, 40)!r} can't be sent: its name must consist of letters and "
+                    "not be 'auth', and its value must be printable ASCII"
                 )
         self._token = token
         self._refusal = ""
@@ -384,7 +384,7 @@ def _check(mechanism: str, username: str, password: Secret) -> None:
         raise AuthenticationError(f"{mechanism}: user name and password must not be empty")
     if not _is_plain_text(username) or not _is_plain_text(password.reveal()):
         raise AuthenticationError(
-            f"{mechanism}: user name and password must be valid Unicode without the character NUL"
+            f"{mechanism}: user name and password must be valid Unicode without NUL characters"
         )
 
 

@@ -1,8 +1,8 @@
 """Creates an ssl.SSLContext from the settings.
 
-Certificates are read again when their files change. This module opens files, so its functions are called in a thread. A
+Certificates are reread when their files change. This module opens files, so its functions are called in a thread. A
 context created by this module checks the broker's certificate chain and host name and uses TLS 1.2 or 1.3. Only a
-context created by the user can be without these checks."""
+context created by the user can lack these checks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_settings(
     context: ssl.SSLContext | None, suites: tuple[str, ...], protocols: tuple[str, ...]
 ) -> None:
     """Check the settings that only OpenSSL can check. This function runs once, with the other checks, and opens no
-    file.
+    files.
 
     Args:
         context: ssl_context.
@@ -112,7 +112,7 @@ def _check_context(context: ssl.SSLContext) -> None:
 
 
 class TlsContext:
-    """The TLS context of one producer. Before each connection, it reads the files again if one of them has changed."""
+    """The TLS context of one producer. Before each connection, it rereads the files if one of them has changed."""
 
     def __init__(self, config: ProducerConfig) -> None:
         """Store the arguments; files are opened later."""
@@ -165,7 +165,7 @@ class TlsContext:
 
 
 def _stamp(path: str) -> object:
-    """Return a value that differs after a file has been written or replaced.
+    """Return a value that changes when a file is written or replaced.
 
     Symbolic links are followed, because Kubernetes uses them to replace files. Writing a file does not change the
     modification time of its directory, so the files in a directory are included.
@@ -185,7 +185,7 @@ def make_context(config: ProducerConfig) -> ssl.SSLContext:
     Raises:
         ConfigError: a file can't be read, or its content is invalid. The error names the setting.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks chain and host name
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the chain and the host name
     versions = [_VERSIONS[name] for name in config.ssl_enabled_protocols]
     context.minimum_version, context.maximum_version = min(versions), max(versions)
     _set_ciphers(context, config.ssl_cipher_suites)
@@ -341,10 +341,10 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 
 def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
-    """Return the given text as a Source; if it is None, return the file, which is not read yet."""
+    """Return the given text as a Source; if it is None, return the file, which has not been read yet."""
     if text is not None:
         return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
-    assert path is not None  # settings/security.py rejects a key or a certificate without the other
+    assert path is not None  # settings/security.py rejects a key without a certificate, and vice versa
     return Source(path_setting, path, None)
 
 
@@ -357,7 +357,7 @@ def _read(source: Source) -> Source:
 
 
 class _Password:
-    """The function that OpenSSL calls for the password of an encrypted key. Without it, OpenSSL would prompt on the
+    """The function that OpenSSL calls to get the password of an encrypted key. Without it, OpenSSL would prompt on the
     terminal."""
 
     def __init__(self, password: Secret | None, setting: str = "ssl_key_password") -> None:
@@ -429,7 +429,7 @@ def _kind(prefix: str, path: str, named: str | None) -> str:
         start = file.read(64 * 1024)
     if start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
         raise ValueError(
-            f"it is a Java key store (JKS), which only Java reads; convert it with keytool -importkeystore "
+            f"it is a Java key store (JKS), which only Java can read; convert it with keytool -importkeystore "
             f"-srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12 and set {prefix}_type='PKCS12'"
         )
     if named is not None:
@@ -455,7 +455,7 @@ def _cryptography(prefix: str) -> Any:
     except ImportError:
         raise ConfigError(
             f"{prefix}_location: PKCS12 needs the cryptography package (pip install 'aioproducer[pkcs12]'); PEM "
-            "needs no package",
+            "does not need it",
             setting=f"{prefix}_location",
             value=None,
         ) from None
@@ -499,7 +499,7 @@ def _named_problem(path: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
-    """Turn an error in this client's certificate or key into a ConfigError that names the faulty one's setting."""
+    """Turn an error in this client's certificate or key into a ConfigError that names the setting at fault."""
     guilty = key
     sources = (certificate, key)
     try:

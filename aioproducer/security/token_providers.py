@@ -1,4 +1,4 @@
-"""Token providers for OAUTHBEARER: a token endpoint (OIDC), Amazon MSK, Google Cloud, Azure, and given tokens.
+"""Token providers for OAUTHBEARER: a token endpoint (OIDC), Amazon MSK, Google Cloud, Azure, and fixed tokens.
 
 An instance is passed as `sasl_oauth_token_provider`. The libraries that a provider needs are installed by an extra of
 this package, and imported when the first token is requested."""
@@ -32,7 +32,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class OidcTokenProvider:
-    """Gets tokens from a token endpoint for the client credentials of OAuth 2 (RFC 6749, 4.4; KIP-768).
+    """Gets tokens from a token endpoint with OAuth 2 client credentials (RFC 6749, 4.4; KIP-768).
 
     Extra: aioproducer[oidc].
     """
@@ -87,7 +87,7 @@ class OidcTokenProvider:
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
         if not is_safe or not parts.hostname or parts.username or parts.password:
             raise ConfigError(
-                "the token endpoint must be an https:// URL without user and password",
+                "the token endpoint must be an https:// URL without a user name or password",
                 setting="sasl_oauthbearer_token_endpoint_url",
                 value=None,
             )
@@ -301,8 +301,8 @@ class MskIamTokenProvider:
 class GcpTokenProvider:
     """Gets tokens for Google Cloud Managed Service for Apache Kafka. Extra: aioproducer[gcp].
 
-    Each token has the form of a JSON web token. It contains an access token of the application default credentials and
-    the name of their account. google-auth gets the access token, in a thread.
+    Each token has the form of a JSON web token. It contains an access token obtained with the application default
+    credentials and the name of their account. google-auth gets the access token, in a thread.
     """
 
     SCOPE = "https://www.googleapis.com/auth/cloud-platform"

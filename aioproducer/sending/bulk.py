@@ -178,7 +178,7 @@ class Bulk(RecordPath):
             if record.topic != topic or record.partition not in (None, partition):
                 raise InvalidRecordError(
                     f"an interceptor returned a record for {record.topic}-{record.partition}; the records in a batch "
-                    f"that was built by hand stay together in {topic}-{partition}",
+                    f"that was built by hand must stay together in {topic}-{partition}",
                     argument="interceptors",
                 )
         batch.replace_rows(
@@ -251,7 +251,7 @@ class Bulk(RecordPath):
             headers: for each row a list of (str, bytes or None), or None; in Arrow data, a list<struct<string, binary>>
                 or map.
             timestamps: milliseconds since 1970, or None for now; in Arrow data, integers or timestamps.
-            partitions: a number for all rows, or for each row a number, or None for the partitioner's choice.
+            partitions: one number for all rows, or one for each row; None leaves the choice to the partitioner.
             timeout: seconds for all rows, including the wait for room; None for max_block_ms and delivery_timeout_ms.
 
         Returns:
@@ -396,7 +396,7 @@ class Bulk(RecordPath):
             )
 
     def _end_of_wait(self, deadline: float) -> tuple[float, str]:
-        """Return the loop time until which a call that begins now may wait, and the name of the limit. The limit is
+        """Return the loop time at which a call that begins now must stop waiting, and the name of that limit:
         max_block_ms, unless `deadline` (set by the call's timeout) is earlier."""
         end = self._loop.time() + self._config.max_block
         return (deadline, "the call's timeout") if deadline < end else (end, "max_block_ms")

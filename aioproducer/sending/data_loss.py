@@ -124,11 +124,11 @@ class LossWatch:
                 self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)
             _, reported_at = self._reported.pop(queue, (-1, -math.inf))
             # Skip partitions that were reported recently. New metadata can take this long to arrive, and until it
-            # arrived, the log of the new topic looked like a log that had become shorter.
+            # arrives, the log of the new topic looks like a log that has become shorter.
             if now - reported_at > 2 * self._metadata_max_age:
                 last_offsets[queue.partition] = end - 1
         if last_offsets:
-            reason = f"the topic was re-created: its id is {info.topic_id}, it was {former_id}"
+            reason = f"the topic was re-created: its id is {info.topic_id}, formerly {former_id}"
             self._report(DataLoss(info.name, last_offsets, True, reason))
 
     def _report(self, loss: DataLoss) -> None:
@@ -147,7 +147,7 @@ class LossWatch:
 
 def _shorter_log(queue: PartitionQueue, broker: int | None, base_offset: int, before: int) -> DataLoss:
     reason = (
-        f"broker {broker} assigned offset {base_offset} to new records, so the offsets {base_offset} to {before - 1} "
+        f"broker {broker} assigned offset {base_offset} to new records, so offsets {base_offset} to {before - 1} "
         "were truncated (an unclean leader election, a failed leader with acks=1, or a re-created topic)"
     )
     return DataLoss(queue.topic, {queue.partition: before - 1}, True, reason)

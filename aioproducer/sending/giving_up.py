@@ -83,7 +83,7 @@ class GivingUp:
         error = self._brokers.last_error(node_id)
         return (
             error,
-            f"broker {node_id} could not accept it ({error or 'busy, throttled, or still connecting'})",
+            f"broker {node_id} could not accept the batch ({error or 'busy, throttled, or still connecting'})",
         )
 
     def abort_all(self, reason: str, *, is_wanted: bool = False) -> None:

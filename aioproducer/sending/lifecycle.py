@@ -93,7 +93,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
     """A base class of Producer: starts and stops it."""
 
     def _prepare(self) -> None:
-        """Set the fields of a producer that is not started."""
+        """Set the fields of a producer that has not been started."""
         self._state = ProducerState.NEW
         self._log = self._config.log(__name__)
         self._metrics = Metrics()
@@ -107,7 +107,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._rejections = Rejections(self._metrics, self._hooks)
         self._transaction = Transaction(self._config.transactional_id, self._gate)
         self._handle: TransactionHandle | None = None
-        """The handle of another producer's transaction in which this producer takes part or which it has taken over."""
+        """The handle of another producer's transaction that this producer takes part in or has taken over."""
         self._is_owner = False
         self._initializes_later = False
         self._shares_the_loop = True
@@ -135,17 +135,17 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._logs_given_up = False
         self._give_up_flush = asyncio.Event()
         self._takes_columns = False
-        """True if no user code has to see each record; send_many then appends rows directly to the batches."""
+        """True if no user code has to see individual records; send_many then appends rows directly to the batches."""
 
     def _move(self, to: ProducerState) -> None:
         assert to in TRANSITIONS[self._state], f"a producer can't go from {self._state.value} to {to.value}"
         self._state = to
 
     async def start(self, *, wait: bool = True) -> None:
-        """Connect to the cluster and begin to send. `async with` calls it.
+        """Connect to the cluster and begin to send. `async with` calls this method.
 
         Args:
-            wait: False to return at once and to connect in the background, for a service that has to start even while
+            wait: False to return at once and connect in the background, for a service that has to start even while
                 the cluster is unavailable. The producer tries to connect until it succeeds or is closed, and logs the
                 reason for the failure every 10 s. In the meantime, `send` waits for its topic (max_block_ms) and
                 `health()` is not ok. A transactional producer takes over its transactional id when it begins its
@@ -153,11 +153,11 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
 
         Raises:
             BootstrapError: no bootstrap address answered within max_block_ms (if that is 0, request_timeout_ms). The
-                error names the reason for each address. Not raised with `wait=False`.
+                error gives the reason for each address. Not raised with `wait=False`.
             AuthenticationError: a broker rejects our credentials, or we reject its certificate. Raised immediately, but
                 not with `wait=False`.
             ConfigError: certificates cannot be read. Not raised with `wait=False`.
-            IllegalStateError: the producer was started before.
+            IllegalStateError: the producer has already been started.
             WrongLoopError: no asyncio event loop is running.
 
         If start() is cancelled, the producer is closed.
@@ -360,7 +360,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         if len(counts) > MOST_TOPICS_NAMED:
             topics.append(f"the others for {counted(len(counts) - MOST_TOPICS_NAMED, 'more topic')}")
         self._log.error(
-            "%r is closed before %s acknowledged, after %.3g s: %s. Each delivery says whether its record may "
+            "%r stopped waiting before %s acknowledged, after %.3g s: %s. Each delivery says whether its record may "
             "be in the log. To wait longer, raise close_timeout_ms (%g) or call close(timeout=seconds)",
             self,
             counted(counts.total(), "record was", "records were"),
@@ -492,7 +492,7 @@ def _close_in_background(producer: Lifecycle) -> None:
 
 
 def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> None:
-    """Close the producer after one of its tasks ended unexpectedly, which is a bug in aioproducer."""
+    """Close the producer after one of its tasks has ended unexpectedly, which is a bug in aioproducer."""
     producer = reference()
     if producer is not None and producer._closing is not None:
         return
@@ -503,7 +503,7 @@ def _task_ended(reference: weakref.ref[Lifecycle], task: asyncio.Task[None]) -> 
     if task.exception() is None:
         return
     log = logging.getLogger(__name__) if producer is None else producer._log
-    log.error("%s ended unexpectedly; the producer closes", task.get_name(), exc_info=task.exception())
+    log.error("%s ended unexpectedly; the producer is closing", task.get_name(), exc_info=task.exception())
     if producer is not None:
         reason = f"{task.get_name()} ended unexpectedly"
         producer._closing = new_task(producer._loop, producer._close(0, reason))

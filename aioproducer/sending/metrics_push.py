@@ -36,7 +36,7 @@ from aioproducer.protocol.primitives import NIL_UUID
 from aioproducer.types import ENDS_OF_THE_PROGRAM
 
 DEFAULT_INTERVAL = 300.0
-"""Seconds between two attempts until a broker has named an interval, as in Java's ClientTelemetryReporter."""
+"""Seconds between two attempts until a broker has specified an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
 """Seconds between two checks of whether a broker has answered. Until one has, no broker can be asked for
 subscriptions."""
@@ -102,15 +102,15 @@ class MetricsPush:
         self._subscription: Subscription | None = None
         self._interval = DEFAULT_INTERVAL
         self._is_first = True
-        """True if the next push is the first of its subscription. The first push is delayed at random so that not all
-        clients push at once."""
+        """True if the next push is the first of its subscription. The first push is delayed by a random time, so that
+        clients do not all push at once."""
         self._before = MetricsSnapshot()
         """The metrics at the last push, or at the start if there was none."""
         self._before_at = self._started_at = 0.0
         self._own: dict[str, Callable[[], float]] = {}
         """The user's own metrics, by name."""
         self._is_idle = asyncio.Event()
-        """Set while no push is in flight. The last push waits for it, because it must know what has arrived."""
+        """Set while no push is in flight. The last push waits for this event, because it must know what has arrived."""
         self._is_idle.set()
         self._is_ending = False
 
@@ -129,15 +129,13 @@ class MetricsPush:
             except Exception:
                 # If this task ended unexpectedly, the producer would close; metrics are not worth that.
                 pause = max(self._interval, DEFAULT_INTERVAL)
-                self._log.error(
-                    "the metrics could not be pushed; the next attempt follows in %g s", pause, exc_info=True
-                )
+                self._log.error("the metrics could not be pushed; next attempt in %g s", pause, exc_info=True)
 
     async def _step(self) -> float | None:
-        """Ask for a subscription, or push the metrics in it. Return the seconds until the next step, or None for no
-        further step."""
+        """Ask for a subscription, or push the metrics in it. Return the seconds until the next step, or None to
+        stop."""
         if self._subscription is None:
-            # After start(wait=False), it can take a long time until a broker answers.
+            # After start(wait=False), it can take a long time for a broker to answer.
             return UNTIL_A_BROKER_ANSWERS if self._brokers.is_bootstrapping else await self._subscribe()
         if self._is_first:
             self._is_first = False
@@ -153,14 +151,14 @@ class MetricsPush:
                 await self._has_instance_id.wait()
         except TimeoutError:
             raise KafkaTimeoutError(
-                f"no broker gave this client an id within {timeout:g} s; the brokers may not collect client metrics"
+                f"no broker gave this client an id within {timeout:g} s; perhaps the brokers collect no client metrics"
             ) from None
         assert self._instance_id is not None  # set before the event was set
         return self._instance_id
 
     async def push_last(self) -> None:
-        """Wait for the push in flight, and then push the remaining metrics while the producer closes, if the brokers
-        want any. run() makes no further step."""
+        """Wait for the push in flight, and then push the remaining metrics while the producer is closing, if the
+        brokers want any. run() takes no further steps."""
         self._is_ending = True
         await self._is_idle.wait()
         if self._subscription is None or not self._subscription.prefixes:
@@ -171,7 +169,7 @@ class MetricsPush:
             self._log.error("the last metrics could not be pushed", exc_info=True)
 
     async def _subscribe(self) -> float | None:
-        """Ask which metrics are wanted. Return the seconds until the next step, or None for no further step."""
+        """Ask which metrics are wanted. Return the seconds until the next step, or None to stop."""
         request = GetTelemetrySubscriptionsRequest(client_instance_id=self._instance_id or NIL_UUID)
         response: GetTelemetrySubscriptionsResponse | None = await self._ask(request)
         if response is None:
@@ -246,7 +244,7 @@ class MetricsPush:
             except ENDS_OF_THE_PROGRAM:
                 raise
             except BaseException:
-                self._log.warning("the metric %s raised and is removed", name, exc_info=True)
+                self._log.warning("the metric %s raised an exception and is removed", name, exc_info=True)
                 self.unregister(name)
             else:
                 yield Point(name, value, False, {})

@@ -1,7 +1,7 @@
 """Prepares batches for a request: decides whether a partition may send a batch, and assigns its sequence numbers.
 
-The broker identifies records by these numbers permanently. Therefore the numbers are assigned as late as possible,
-and are discarded only while the records cannot be in a log."""
+The broker identifies records by these numbers permanently. Therefore, the numbers are assigned as late as
+possible, and are discarded only if the records cannot be in a log."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class Numbering:
         return has_numbers and batch.state is not BatchState.DONE
 
     def number(self, batch: ProducerBatch) -> None:
-        """Assign sequence numbers to a batch that is sent for the first time, if the producer is idempotent."""
+        """Assign sequence numbers to a batch that is being sent for the first time, if the producer is idempotent.
+        (ProduceResults numbers the halves of a split batch.)"""
         if self._idempotence.enabled and batch.first_sequence < 0:
             sequence = batch.queue.sequence
             assert sequence is not None  # set by prepare()

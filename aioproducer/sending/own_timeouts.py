@@ -14,11 +14,11 @@ from aioproducer.transactions.state import Transaction, abortable
 from aioproducer.types import Outcome
 
 RECORDS_A_TURN = 4000
-"""The number of records from one call that end in one turn of the event loop, which takes about 2 ms."""
+"""The number of records from one call that are ended in one turn of the event loop. This takes about 2 ms."""
 
 
 class OwnTimeouts:
-    """The timeouts of `send`, `try_send`, `send_many` and `send_batch`: a timer for each call that has one.
+    """The timeouts of `send`, `try_send`, `send_many` and `send_batch`: a timer for each call that has a timeout.
 
     A record that was never sent is left out of its batch (NOT_PERSISTED). The outcome of a record that was sent is
     UNKNOWN.
@@ -39,8 +39,8 @@ class OwnTimeouts:
     def end_rows_after(
         self, spans: Sequence[Span], timeout: float, began: float, waits: Sequence[FlushWait] = ()
     ) -> None:
-        """Once the loop time is `timeout` seconds past `began`, time out the records from one call and end the waits
-        for them."""
+        """Time out the records from one call, and end the waits for them, `timeout` seconds after the loop time
+        `began`."""
         timer = self._loop.call_at(began + timeout, self._end_rows, spans, timeout, waits, 0)
         FlushWait(self._loop, pending_batches(spans)).future.add_done_callback(lambda _: timer.cancel())
 

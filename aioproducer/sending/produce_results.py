@@ -1,6 +1,6 @@
 """Applies a Produce response, or the lack of one, to each batch of the request.
 
-outcomes.py decides on the action; this module completes, sends again, splits or fails the batch. The sender passes
+outcomes.py decides on the action; this module completes, resends, splits or fails the batch. The sender passes
 the answers to this module, which neither awaits nor writes to a socket."""
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class ProduceResults:
     def _conditions(
         self, batch: ProducerBatch, answer: ProduceResponse.PartitionProduceResponse
     ) -> set[Condition]:
-        """Return the conditions that are met for an answer that is not a plain success, for the error table."""
+        """Return which conditions in the error table are met by an answer that is not a plain success."""
         queue = batch.queue
         identity = batch.identity
         earlier = [*queue.in_flight, *queue.batches]
@@ -235,7 +235,7 @@ class ProduceResults:
         return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
     def _has_moved(self, batch: ProducerBatch) -> bool:
-        """Return whether another broker than the one that the batch was sent to is now known as the leader.
+        """Return whether a broker other than the one that the batch was sent to is now known as the leader.
 
         If not, request new metadata once the whole response has been applied.
         """
@@ -386,7 +386,7 @@ class ProduceResults:
     # ------------------------------------------------------------------------------------ without an answer
 
     def end_at(self, batch: ProducerBatch, moment: Moment, why: str = "", *, in_flight: bool) -> bool:
-        """Fail a batch because of `moment`. Return False if the batch is kept, according to the error table."""
+        """Fail a batch because of `moment`. Return False if the error table says to keep the batch."""
         is_endless = self._config.enable_endless_retries
         holds = {
             Condition.IN_FLIGHT: in_flight,
@@ -406,7 +406,7 @@ class ProduceResults:
         return True
 
     def _ends_now(self, batch: ProducerBatch) -> bool:
-        """Fail a batch that would be sent again if an event that ends it occurred while it was in flight. Return
+        """Fail a batch instead of sending it again, if an event that ends it occurred while it was in flight. Return
         whether it failed."""
         moments, batch.moments = batch.moments, ()
         return any(self.end_at(batch, moment, in_flight=False) for moment in moments)

@@ -33,7 +33,7 @@ class ProducerIdSource:
         self._random = core.random
         self._task: asyncio.Task[None] | None = None
         self.last_error: KafkaError | None = None
-        """The last error since an id was requested; None once an id was obtained."""
+        """The last error since an id was requested; None once an id has been obtained."""
         self.refused: KafkaError | None = None
         """The error after which no further attempt is made. The sender fails the waiting records and sets this field
         to None."""

@@ -32,7 +32,7 @@ class PartitionAnswer(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """The broker's answer as text, with advice. Built only on demand: most rejections are retried silently."""
+        """The broker's answer as text, with advice. Built only on demand: most rejected batches are resent silently."""
         batch, answer = self.batch, self.answer
         if not answer.error_code:
             return (
@@ -52,8 +52,8 @@ class PartitionAnswer(NamedTuple):
         """The reason why a broker may already know a participant's first batch."""
         if self.was_in_doubt:
             return (
-                "the answer to an earlier attempt was lost, so they may be these records or another producer's, which "
-                "a participant cannot distinguish; abort the transaction and run it again"
+                "the answer to an earlier attempt was lost, so they may be these records or another producer's, and a "
+                "participant cannot know which; abort the transaction and run it again"
             )
         return (
             "another producer has written to the partition in the same transaction (or message.timestamp.type is "

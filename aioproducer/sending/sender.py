@@ -38,12 +38,12 @@ LAST_VERSION_OF_V1 = 11
 """From version 12 on, a broker adds every written partition to the transaction, even if v2 is disabled."""
 MOST_IN_REQUEST = 100
 """The maximum number of batches per request, so that other tasks can run: each takes about 15 us of the loop's time,
-and its answer 10 us. The limits do not apply to transactions, because a broker verifies the partitions in one request
-together."""
+and its answer 10 us. This limit and the next do not apply to transactions, because a broker verifies the partitions in
+one request together."""
 ENOUGH_FOR_PASS = 50
 """The number of batches after which no other request is written in a pass."""
 REQUEST_COST = 4
-"""The number of batches as which each request counts for that, because it takes as long."""
+"""Each request counts as this many additional batches, because it takes as long as they do."""
 UNREAD_ANSWER_GRACE = 0.05
 """Seconds to wait for answers that may be unread in a socket."""
 
@@ -115,9 +115,9 @@ class Sender:
     def send_alone(self) -> None:
         """Run a pass for the only record in the buffer, in the turn of the loop in which it was appended.
 
-        Called by `send_and_wait`. The record is sent one turn of the loop earlier than by the task. If the last request
-        had more records, other tasks are sending as well, and the pass is left to the task, so that their records are
-        sent together.
+        Called by `send_and_wait`. The record is sent one turn of the loop earlier than the task would send it. If the
+        last request contained several records, other tasks are sending as well, and the pass is left to the task, so
+        that their records are sent together.
         """
         if self._last_records != 1:
             return
@@ -167,7 +167,7 @@ class Sender:
             if (watch_again := self._coordinator.expiry.watch(now)) is not None:
                 times.append(watch_again)
         elif self._idempotence.needs_identity and (nodes or not self._producer_ids.was_asked):
-            # Ask for a producer id at the start, so that the first record does not wait for it, and again when the
+            # Ask for a producer id at the start, so that the first record need not wait for it, and again when the
             # last epoch is used up.
             self._producer_ids.ask()
         if self._brokers.update_wanted:
@@ -195,8 +195,8 @@ class Sender:
             and node_id not in self._begun
             and not self._transaction.role.is_only_writer
         ):
-            # A broker verifies all partitions in one request together. While it verifies them, it rejects requests for
-            # other partitions with the same transactional id.
+            # A broker verifies all partitions in one request together. While it is verifying them, it rejects requests
+            # for other partitions with the same transactional id.
             self._begun.add(node_id)
             self._accumulator.hurry_node(node_id)
         availability = self._accumulator.availability
@@ -344,7 +344,7 @@ class Sender:
     def _addressed(
         self, connection: Connection, topics: dict[str, tuple[str, int, list[ProducerBatch]]]
     ) -> dict[str, int]:
-        """Return what requests to this broker use to address each topic, by topic name: the topic's id, or NAMED."""
+        """Return, by topic name, how requests to this broker address each topic: by the topic's id, or NAMED."""
         known = connection.versions.ranges.get(ApiKey.PRODUCE)
         by_id = (
             known is not None
@@ -383,7 +383,7 @@ def drain(
     for queue in accumulator.due(node_id, now):
         if len(drained) == most:
             return drained, True
-        if not prepare(queue) or (batch := accumulator.complete_first(queue)) is None:
+        if not prepare(queue) or (batch := accumulator.close_first(queue)) is None:
             continue
         size += batch.wire_size
         if drained and size > most_bytes:

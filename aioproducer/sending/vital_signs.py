@@ -66,15 +66,15 @@ class VitalSigns(RecordPath):
     _state: Any
     _transaction: Transaction
     _wall_clock: Callable[[], float]
-    """A function that returns the seconds since 1970; simulations replace it with a clock of their own."""
+    """A function that returns the seconds since 1970; simulations replace it with their own clock."""
 
     def metrics(self, *, window: float | None = None) -> MetricsSnapshot:
         """Return all counters and gauges. metrics() works in every state, even before start() and after close().
 
         Args:
             window: a number of seconds from 10 to 600. The result then covers about the last `window` seconds instead
-                of the time since the start. For this, the producer takes a snapshot every 10 s. For other periods,
-                subtract two snapshots yourself.
+                of the time since the start. The producer takes a snapshot every 10 s for this purpose. For other
+                periods, subtract two snapshots yourself.
 
         Raises:
             ValueError: the window is not in this range.
@@ -230,7 +230,7 @@ class VitalSigns(RecordPath):
         if measured.metadata_age is None:
             return f"no broker has answered yet: {self._brokers.reachability.reasons()}"
         if measured.oldest_unacked_seconds > max_unacked_seconds:
-            return f"a record has waited for {measured.oldest_unacked_seconds:.0f} s for its acknowledgement"
+            return f"a record has been waiting for its acknowledgement for {measured.oldest_unacked_seconds:.0f} s"
         if not connected and (error := self._metadata.last_error) is not None:
             return f"no broker is connected: {error}"
         return ""

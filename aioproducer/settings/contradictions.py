@@ -1,4 +1,4 @@
-"""Settles contradictions between settings. Two explicit settings that contradict each other are an error. An explicit
+"""Settles contradictions between settings. It is an error if two explicit settings contradict each other. An explicit
 setting overrides a default, and a keyword overrides a setting from a file, usually with a note.
 
 Each function settles one group; `settle` calls them in order and collects their errors. If a default was overridden,
@@ -70,8 +70,8 @@ def _look_at_transactional_acks(unsettled: UnsettledSettings) -> None:
         if is_wrong:
             raise unsettled.refused(
                 "transactional_id",
-                f"needs acks='all' and enable_idempotence=True, but {unsettled.said(culprit)}; leave {culprit} out, or "
-                "transactional_id",
+                f"needs acks='all' and enable_idempotence=True, but {unsettled.said(culprit)}; leave out either "
+                f"{culprit} or transactional_id",
                 against=(culprit,),
             )
 

@@ -66,7 +66,7 @@ class Entry(NamedTuple):
     origin: str
     """The origin: "explicit", "environment NAME" or "FILE:LINE"."""
     may_be_no_name: bool = False
-    """Whether `key` may really be part of a password."""
+    """Whether `key` may actually be part of a password."""
 
 
 class Sourced(NamedTuple):
@@ -75,7 +75,7 @@ class Sourced(NamedTuple):
     settings: dict[str, Any]
     origins: dict[str, str]
     notes: tuple[str, ...] = ()
-    """Messages for the log about settings that have no effect."""
+    """Log messages about settings that have no effect."""
     mistakes: Mistakes = NO_MISTAKES
 
 
@@ -106,7 +106,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
     """
     if not isinstance(prefix, str) or not prefix:
         del environ
-        raise _no_source(f"prefix={prefix!r} must be a str that is not empty: the prefix of the variables")
+        raise _no_source(f"prefix={prefix!r} must be a non-empty str: the prefix of the variables")
     return [
         _entry(name.removeprefix(prefix).lower(), value, f"environment {name}")
         for name, value in sorted(environ.items())
@@ -122,7 +122,7 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def entries_of_file(path: Any) -> list[Entry]:
-    """Return the entries of a properties file, which is read in the same way as by the Java clients.
+    """Return the entries of a properties file, which is read in the same way as the Java clients read it.
 
     Raises:
         ConfigError: the file can't be read, or is not a properties file.
@@ -205,7 +205,7 @@ def _no_source(problem: str) -> ConfigError:
 def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
     """Return the keywords that the entries set. `overrides`, which are keywords themselves, take precedence.
 
-    Unknown or rejected keys, malformed values, and settings given twice with different values become `mistakes` of the
+    Unknown or rejected keys, malformed values, and settings given twice with different values become `mistakes` in the
     result.
     """
     found = _Found(overrides)
@@ -227,7 +227,7 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
 
 
 class _Found:
-    """The settings in those entries of a source that have been read so far."""
+    """The settings found in the entries of a source that have been read so far."""
 
     def __init__(self, overrides: Mapping[str, Any]) -> None:
         self.settings: dict[str, Any] = {}

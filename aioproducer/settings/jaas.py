@@ -48,10 +48,10 @@ def parse_jaas(text: str) -> JaasEntry:
     while at < len(tokens) and tokens[at] != ("sign", ";"):
         name = tokens[at]
         if name[0] != "word" or tokens[at + 1 : at + 2] != [("sign", "=")] or at + 2 >= len(tokens):
-            raise ValueError(f'has something other than name="value" after its option number {len(options)}')
+            raise ValueError(f'has something other than name="value" after option {len(options)}')
         kind, value = tokens[at + 2]
         if kind == "sign":
-            raise ValueError(f"has no value for its option number {len(options) + 1}")
+            raise ValueError(f"has no value for option {len(options) + 1}")
         options[name[1]] = Secret(value)
         at += 3
     if at >= len(tokens):

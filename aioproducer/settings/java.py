@@ -27,7 +27,7 @@ def _uuid(value: uuid.UUID | None) -> bytes | None:
 
 _PACKAGE = "org.apache.kafka.common.serialization."
 SERIALIZERS: dict[str, Serialize | None] = {
-    # Bytes need no serializer.
+    # Bytes do not need a serializer.
     f"{_PACKAGE}ByteArraySerializer": None,
     f"{_PACKAGE}BytesSerializer": None,
     f"{_PACKAGE}ByteBufferSerializer": None,
@@ -40,7 +40,7 @@ SERIALIZERS: dict[str, Serialize | None] = {
     f"{_PACKAGE}BooleanSerializer": _packed(">?"),
     f"{_PACKAGE}UUIDSerializer": _uuid,
 }
-"""The classes that `key.serializer` and `value.serializer` may name. All of them turn None into None, a tombstone."""
+"""The classes that `key.serializer` and `value.serializer` may name. All of them leave None, a tombstone, unchanged."""
 
 PARTITIONERS = {
     "": "murmur2",

@@ -1,4 +1,4 @@
-"""Translates the login from a Java client's configuration: the JAAS line, and the classes of callback handlers.
+"""Translates the login settings of a Java client: the JAAS line, and the classes of callback handlers.
 
 `take_java_login` turns both into our own settings, or into a token provider. Errors show the names of modules and known
 options, but no other part of the line."""
@@ -287,7 +287,7 @@ def _unknown_option(module: str, tokens: Tokens | None, number: int) -> str:
     *most, last = known
     listed = f"{', '.join(most)} and {last}" if most else f"only {last}"
     return (
-        f"has an unknown option, number {number}; {module} takes {listed}; "
+        f"has an unknown option (number {number}); {module} takes {listed}; "
         "a quotation mark within a value needs a backslash before it"
     )
 

@@ -1,7 +1,7 @@
-"""How each key in the Java producer (4.4) and librdkafka (2.16) is handled: used, translated, noted or rejected.
+"""How each key of the Java producer (4.4) and librdkafka (2.16) is handled: used, translated, noted or rejected.
 
 table.py lists the keys that are names of our settings; this module lists the others. No key is dropped silently: a key
-without effect causes a warning, and a key that cannot safely be ignored causes an error that says what to do
+that has no effect causes a warning, and a key that cannot safely be ignored causes an error that says what to do
 instead."""
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ _NOTED: dict[str, str] = {
     "a request is sent whenever a broker can accept one": "queue.buffering.backpressure.threshold",
     "records are copied once, whatever their size": "message.copy.max.bytes",
     "responses from brokers are limited to 64 MiB": "receive.message.max.bytes",
-    "a missing topic is requested again for max_block_ms": "topic.metadata.propagation.max.ms",
+    "a missing topic is requested repeatedly for max_block_ms": "topic.metadata.propagation.max.ms",
     "retry_backoff_ms also applies to metadata": """
         topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.fast.cnt""",
     "names are looked up for every connection": "broker.address.ttl",

@@ -60,7 +60,7 @@ def read_properties(path: Any) -> list[Property]:
         properties, broken = _parsed(text, name)
         if not broken:
             return properties
-        lines = f"line {broken[0]}" if len(broken) == 1 else f"the lines {', '.join(map(str, broken))}"
+        lines = f"line {broken[0]}" if len(broken) == 1 else f"lines {', '.join(map(str, broken))}"
         problem = f"\\u in {lines} must be followed by four hexadecimal digits"
         del properties
     # Neither local variables nor the error's context may keep the file's content, which may include passwords.

@@ -123,11 +123,11 @@ class Setting:
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
             refusal = self.refused(value, str(error), where)
-        raise refusal  # raised outside of the handler, so that it has no context that refers to other frames
+        raise refusal  # raised outside the handler, so that it has no context that refers to other frames
 
     def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
-        """Return the error for an invalid value. If the value may be a password, it is neither in the error's text nor
-        in its attributes."""
+        """Return the error for an invalid value. If the value may be a password, it appears neither in the error's text
+        nor in its attributes."""
         shown = self.shown(value)
         if shown == "<hidden>":
             value = None

@@ -54,8 +54,8 @@ NO_MISTAKES = Mistakes()
 
 
 class UnclearError(Exception):
-    """A check needs a setting whose value is unknown, because the setting itself has a mistake. The check is
-    skipped."""
+    """A check needs a setting whose value is unknown, because there is a mistake in the setting itself. The check
+    is skipped."""
 
 
 class Contradiction(ConfigError):
@@ -74,7 +74,7 @@ class UnsettledSettings:
 
         Args:
             given: keywords of `Producer`. None means "left out" if None is the default.
-            origins: the origin of each setting that was read from a source, not given as a keyword.
+            origins: the origin of each setting that was read from a source rather than given as a keyword.
             mistakes: the mistakes in that source.
         """
         self.notes: list[str] = []
@@ -231,7 +231,7 @@ class UnsettledSettings:
         """Run a check, and collect its error.
 
         If settings from a source contradict keywords, they are dropped with a note, and the check runs again. If the
-        check needs a setting that itself has a mistake, the check is skipped.
+        check needs a setting that itself contains a mistake, the check is skipped.
 
         Returns:
             Whether the check ended without an error.

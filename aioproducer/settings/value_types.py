@@ -46,7 +46,7 @@ class ValueType:
     def check(self, value: Any) -> Any:
         """Return the value as it is stored in ProducerConfig."""
         if not isinstance(value, str) or not value:
-            raise ValueError("must be a str that is not empty")
+            raise ValueError("must be a non-empty str")
         if not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value):
             raise ValueError("contains half of a surrogate pair, which can't be sent as UTF-8")
         return value

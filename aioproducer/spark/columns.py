@@ -1,8 +1,8 @@
 """Maps the columns of a DataFrame to the parts of Kafka records.
 
 The driver checks the columns. The tasks pass them to the producer in Arrow format, without conversion. Column names,
-types and error messages are the same as in Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); only the
-column `timestamp` is additional."""
+types and error messages are the same as in Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); the
+column `timestamp` is the only addition."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ APPEND_TIME = "option logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
 """The results that a broker returns to the second writer of a partition; NONE means success."""
 AGAIN = (
-    "Nothing of the batch is committed, and it can be written again as a whole: restart the query, as "
+    "No part of the batch was committed, and the whole batch can be written again: restart the query, as "
     "aioproducer.spark.run_query does, or use aioproducer.spark.foreach_batch, which repeats failed batches"
 )
-"""The advice for a failure that another attempt of the whole batch can repair. `run_query` looks for it."""
+"""The advice for a failure that another attempt at the whole batch can repair. `run_query` looks for it."""
 SPECULATION = (
     "spark.speculation is on, and a speculative copy of a task would write its rows a second time. Set "
     "spark.speculation=false when the session is created, or use delivery=at_least_once"
@@ -57,7 +57,7 @@ CLOSING = 10.0
 
 
 class OtherWriterError(SinkError):
-    """A task found rows of another writer in its partitions `rivals`; `answer` is the broker's text."""
+    """A task found another writer's rows in some of its partitions, `rivals`; `answer` is the broker's text."""
 
     rivals: frozenset[TopicPartition]
     answer: str
@@ -68,9 +68,9 @@ def _group(options: SinkOptions) -> str:
 
 
 def _marker_places(options: SinkOptions) -> list[TopicPartition]:
-    """Return the partitions whose group offsets are the marker: the first one of each topic.
+    """Return the partitions whose group offsets are the marker: the first partition of each topic.
 
-    A marker in only one of the topics would be lost when this topic leaves the list."""
+    A marker in only one of the topics would be lost when that topic is removed from the list."""
     return [TopicPartition(topic, 0) for topic in options.topics]
 
 
@@ -114,7 +114,7 @@ def commit(
         reports: the reports of all tasks.
 
     Returns:
-        False if the write was already committed, so the tasks have skipped it.
+        False if the write was already committed, in which case the tasks skipped it.
 
     Raises:
         SinkError: the write was not committed, or Kafka did not answer. In the latter case, only the next plan can
@@ -129,13 +129,13 @@ def commit(
         return True  # a stream's batch without tasks: nothing was planned, so there is no transaction to end
     if plans - {plan} or any(report.version != version for report in reports):
         raise SinkError(
-            "exactly_once: a commit received reports from tasks of different attempts; the batch must be run again"
+            "exactly_once: a commit received reports from tasks of different attempts; the batch must be rerun"
         )
     skipped = [report.is_skipped for report in reports]
     if any(skipped) or (version is not None and _is_done(plan, version)):
         if not all(skipped):
             raise SinkError(
-                "exactly_once: some tasks have skipped a batch that others have written; the batch must be run again"
+                "exactly_once: some tasks skipped a batch that others wrote; the batch must be rerun"
             )
         return False
     _check_disjoint(reports)
@@ -163,9 +163,9 @@ def _cause(failed: TaskReport, reports: Sequence[TaskReport], options: SinkOptio
     _check_disjoint(reports)  # raises if the other writer is another task of this attempt
     place = min(failed.rivals)
     return (
-        f"exactly_once: task {failed.task} found rows of another writer in {place.topic}-{place.partition}, and no "
-        "other task of the batch reports any there: an executor was lost and Spark ran its tasks again, or the answer "
-        f"to a first record batch was lost{_or_the_topic(options)}. {AGAIN}. Kafka's answer: {failed.failure}"
+        f"exactly_once: task {failed.task} found another writer's rows in {place.topic}-{place.partition}, and no "
+        "other task of the batch reports rows there: an executor was lost and Spark reran its tasks, or the response "
+        f"to the task's first record batch was lost{_or_the_topic(options)}. {AGAIN}. Kafka's answer: {failed.failure}"
     )
 
 
@@ -178,8 +178,8 @@ def _whose_epoch(error: KafkaError) -> str:
     if not isinstance(error, ProducerFencedError) and "INVALID_PRODUCER_EPOCH" not in str(error):
         return ""
     return (
-        " (another driver has taken this transactionalId over: each query needs its own; or the batch took longer than "
-        "kafka.transaction.timeout.ms)"
+        " (either another driver has taken over this transactionalId, and each query needs its own, or the batch took "
+        "longer than kafka.transaction.timeout.ms)"
     )
 
 
@@ -215,7 +215,7 @@ def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport 
                 producer.fence_transaction()
     except Exception as error:
         logger.warning(
-            "exactly_once: %r could not be aborted now; the next attempt aborts it: %s",
+            "exactly_once: %r could not be aborted now; the next attempt will abort it: %s",
             options.transactional_id,
             error,
         )
@@ -270,7 +270,7 @@ def _check_age(plan: Plan) -> None:
     if age > plan.seconds:
         raise SinkError(
             f"exactly_once: the batch took {age:.0f} s, longer than the transaction timeout "
-            f"({plan.seconds:.0f} s); give it fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or raise "
+            f"({plan.seconds:.0f} s); use smaller batches (maxOffsetsPerTrigger, maxFilesPerTrigger), or raise "
             "kafka.transaction.timeout.ms and the brokers' transaction.max.timeout.ms"
         )
 
@@ -352,9 +352,9 @@ def write_exactly_once(
     except SinkError as error:
         if rivals := _rivals(error):
             raise OtherWriterError(
-                f"exactly_once: task {task} wrote to a partition that already had another writer (or the answer to the "
-                f"task's first batch was lost{_or_the_topic(options)}); all rows of a partition must be in one task: "
-                f"{HELPER}. {error}",
+                f"exactly_once: task {task} wrote to a partition that already had another writer (or the response to "
+                f"the task's first batch was lost{_or_the_topic(options)}); all rows of a partition must be in one task"
+                f": {HELPER}. {error}",
                 rivals=rivals,
                 answer=str(error),
             ) from error
@@ -374,10 +374,10 @@ def _why_not(task: int, attempt: int) -> str:
 
 
 def _rivals(error: SinkError) -> frozenset[TopicPartition]:
-    """Return the partitions of another writer.
+    """Return the partitions that have another writer.
 
-    On topics with LogAppendTime, their leaders named them before the first record. Otherwise, they saw a repeated
-    sequence number or a gap."""
+    For topics with LogAppendTime, the leaders named these before the first record was sent. For other topics, the
+    leaders found a repeated sequence number or a gap."""
     cause = error.__cause__
     if isinstance(cause, TransactionAbortableError):
         return cause.partitions
@@ -397,7 +397,7 @@ def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task:
     """Check that the column `topic`, if it is used, contains only topics whose partitions are in the transaction.
 
     Raises:
-        SinkError: a row has no topic, or another one.
+        SinkError: a row has no topic, or a topic that is not in the transaction.
     """
     if options.topic is not None:
         return
@@ -406,7 +406,7 @@ def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task:
     if (row := pc.index(wrong, True).as_py()) >= 0:
         raise SinkError(
             f"exactly_once: row {first_row + row} of task {task} is for topic {batch.column('topic')[row].as_py()!r}, "
-            f"and the option topics names only {', '.join(options.topics)}; add the topic there"
+            f"but the option topics names only {', '.join(options.topics)}; add the topic there"
         )
 
 
@@ -430,7 +430,7 @@ def _with_partitions(
             if len(own) and (last := pc.max(own).as_py()) >= count:
                 counts = dict(plan.partitions) if options.topic is None else count
                 raise SinkError(
-                    f"exactly_once: a row is for partition {last}, and topic {topic} has {count} "
+                    f"exactly_once: a row is for partition {last}, but topic {topic} has {count} "
                     f"(0 to {count - 1}): aioproducer.spark.partition_by_key(df, {counts})"
                 )
         return batch
@@ -439,7 +439,7 @@ def _with_partitions(
             "exactly_once needs a column `partition`, with all rows of a partition in one task, or a single task "
             f"(coalesce(1)): {HELPER} adds the column and repartitions the rows"
         )
-    # Each batch gets the column, even if all its rows have keys: several batches enter the buffer as one table.
+    # Each batch gets the column, even if all its rows have keys: several batches are sent as one table.
     anywhere = number % min(count for _, count in plan.partitions)
     column = pa.repeat(pa.scalar(anywhere, pa.int32()), batch.num_rows)
     if "key" in names:

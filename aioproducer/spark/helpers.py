@@ -24,7 +24,7 @@ from aioproducer.spark.tuning import limited_batches
 logger = logging.getLogger(__name__)
 
 OF_LOST_TASKS = (AGAIN, "ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly")
-"""Texts of errors that end a batch although another attempt can succeed."""
+"""Texts of errors that end a batch although another attempt could succeed."""
 
 
 def partition_by_key(
@@ -43,11 +43,11 @@ def partition_by_key(
         partitions: the number of the topic's partitions; for rows with a column `topic`, {topic: number of partitions}.
         key: the name of the column to hash. Rows without a key are distributed by their value, so that a repeated task
             computes the same partition for each row.
-        options: the options of the write, to ask the cluster for the number of partitions, once, instead of giving
-            `partitions`.
+        options: the options of the write. Without `partitions`, they are used to ask the cluster for the number of
+            partitions, once.
 
     Raises:
-        KafkaError: the cluster does not have a topic of the options, or does not answer.
+        KafkaError: the cluster does not have a topic that the options name, or does not answer.
         ConfigError: an option is wrong.
     """
     counts = _checked(_asked(options) if partitions is None and options is not None else partitions)
@@ -57,7 +57,7 @@ def partition_by_key(
     topic = [F.col("topic")] if isinstance(counts, Mapping) else []
     number = hashed(F.coalesce(*(column.cast("binary") for column in columns)), *topic)
     with_partition = df.withColumn("partition", number)
-    # Task n gets the partitions n of all topics.
+    # Partition n of every topic goes to the same task.
     if hasattr(with_partition, "repartitionById"):  # Spark 4.1: task n has partition n
         return with_partition.repartitionById(most, "partition")
     return with_partition.repartition(most, "partition")
@@ -74,7 +74,7 @@ def _checked(partitions: int | Mapping[str, int] | None) -> int | Mapping[str, i
 
 
 def _asked(options: Mapping[str, Any]) -> int | dict[str, int]:
-    """Return the number of partitions of the topic in the options, or of each one in `topics`."""
+    """Return the number of partitions of the topic in the options, or of each topic in `topics`."""
     read = read_options({name: str(value) for name, value in options.items()}, is_stream=False)
     topics = read.topics or ((read.topic,) if read.topic else ())
     with read.producer() as producer:
@@ -119,7 +119,7 @@ def foreach_batch(
     """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
     The function retries failed batches while the query continues. It also supports the output mode `update`, which
-    Spark does not offer to Python sinks. While it writes, Arrow batches have at most 2 MiB, unless the session sets
+    Spark does not offer to Python sinks. While it writes, Arrow batches are limited to 2 MiB, unless the session sets
     spark.sql.execution.arrow.maxBytesPerBatch.
 
         options = {"kafka.bootstrap.servers": servers, "topic": "counts", "transactionalId": "counts-1"}
@@ -151,7 +151,7 @@ def foreach_batch(
                 losses = watch.losses()
                 if attempt < attempts:
                     logger.warning(
-                        "attempt %d of %d of batch %d failed; retrying: %s%s",
+                        "attempt %d of %d for batch %d failed; retrying: %s%s",
                         attempt,
                         attempts,
                         batch_id,
@@ -169,10 +169,10 @@ def foreach_batch(
 
 
 def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> StreamingQuery:
-    """Start a query and wait until it ends; start it again if a lost task has ended it.
+    """Start a query and wait until it ends; if a lost task ended it, restart it.
 
-    Spark ends a query whose batch fails. The failed batch is not committed, so a new start of the query writes it
-    again, in a new transaction. The query also ends, with its own error, if starting it again wouldn't help.
+    Spark ends a query whose batch fails. The failed batch is not committed, so a restarted query writes it again, in a
+    new transaction. If a restart wouldn't help, the query's own error is raised.
 
         query = run_query(lambda: writer.option("checkpointLocation", folder).start())
 
@@ -181,7 +181,7 @@ def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> Stre
         attempts: the maximum number of attempts for a batch.
 
     Returns:
-        The query that has ended, because of `query.stop()` or trigger(availableNow=True).
+        The query, after it was ended by `query.stop()` or trigger(availableNow=True).
 
     Raises:
         SinkError: a batch failed `attempts` times. The error names the executors and tasks that Spark has lost.
@@ -200,23 +200,27 @@ def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> Stre
                 raise
             failures = (
                 1 if query.lastProgress else failures + 1
-            )  # with progress, it is another batch that failed
+            )  # if there was progress, a different batch has failed
             losses = _listed(watch.losses())
             if failures >= attempts:
                 raise SinkError(
                     f"a batch was not written in {counted(attempts, 'attempt')}: {error}{losses}"
                 ) from error
             logger.warning(
-                "attempt %d of %d failed; the query is started again: %s%s", failures, attempts, error, losses
+                "attempt %d of %d failed; the query is being restarted: %s%s",
+                failures,
+                attempts,
+                error,
+                losses,
             )
 
 
 def activate(spark: SparkSession) -> None:
-    """Make a session the active one of this thread, so that Spark finds the sink there.
+    """Make a session the active session of this thread, so that Spark finds the sink.
 
-    Spark looks for Python data sources in the active session of the thread, and a new Python thread has none. Without
+    Spark looks for Python data sources in the thread's active session, which a new Python thread does not have. Without
     this call, a write in such a thread fails with DATA_SOURCE_NOT_FOUND."""
-    spark.createDataFrame([], "value string")  # its side effect is the only public way
+    spark.createDataFrame([], "value string")  # its side effect is the only public way to do this
 
 
 def _check_attempts(attempts: int) -> None:
@@ -225,7 +229,7 @@ def _check_attempts(attempts: int) -> None:
 
 
 def _check_speculation(spark: SparkSession) -> None:
-    """Raise at once what each attempt of the write would raise in its tasks.
+    """Raise immediately the error that every attempt at the write would raise in its tasks.
 
     Raises:
         SinkError: spark.speculation is on.

@@ -13,18 +13,18 @@ from pyspark.sql import SparkSession
 LONGEST_REASON = 300
 """The maximum number of characters of one reason; the stack trace after it is left out."""
 MOST_TASKS = 1000
-"""The maximum number of tasks of a stage that are looked at."""
+"""The maximum number of tasks per stage attempt that are examined."""
 
 
 class LossWatch:
-    """Lists what Spark loses from now on. With Spark Connect, which has no status store here, the list is empty."""
+    """Lists the losses since its creation. The list is empty with Spark Connect, which has no status store here."""
 
     def __init__(self, spark: SparkSession, group: str | None) -> None:
         """Begin to watch.
 
         Args:
             spark: the session that writes.
-            group: the job group of the write, for a stream its run id; None if the write has none.
+            group: the job group of the write (for a stream, its run id); None if the write has no group.
         """
         self._context: Any = getattr(spark, "sparkContext", None)
         self._group = group
@@ -62,7 +62,7 @@ class LossWatch:
             info = self._context.statusTracker().getJobInfo(job)
             for stage in [] if info is None else info.stageIds:
                 attempt = 0
-                # The attempts of a stage are numbered without a gap; after the last one there are no tasks.
+                # The attempts of a stage are numbered without gaps; a number after the last one has no tasks.
                 while tasks := _each(store.taskList(stage, attempt, MOST_TASKS)):
                     for task in tasks:
                         message = task.errorMessage()

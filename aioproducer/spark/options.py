@@ -25,12 +25,12 @@ class SinkError(KafkaError):
 class PlanningError(SinkError, pickle.PicklingError):
     """A write can't be planned.
 
-    A write is planned while PySpark pickles the writer. PySpark raises a PicklingError as it is, and hides any other
-    error in one: "Could not serialize object"."""
+    A write is planned while PySpark pickles the writer. PySpark re-raises a PicklingError unchanged, and wraps any
+    other error in one: "Could not serialize object"."""
 
 
 class MissingTopicError(SinkError):
-    """The cluster does not have a topic. Another attempt of the task would only wait again."""
+    """The cluster does not have a topic. Another attempt at the task would only wait again."""
 
 
 OWN = {
@@ -131,7 +131,7 @@ class SinkOptions:
                 ) from error
             if is_set:
                 raise
-        return len(producer.partitions_for(topic))  # the brokers do not answer, which may pass
+        return len(producer.partitions_for(topic))  # the brokers are not answering, which may be temporary
 
 
 _SETTINGS = re.compile(
@@ -143,7 +143,7 @@ _SETTINGS = re.compile(
 
 
 def in_options(text: str) -> str:
-    """Return an error text of the producer with the names of options in place of the names of settings."""
+    """Return a producer's error text with the names of settings replaced by the names of options."""
     return _SETTINGS.sub(lambda found: PREFIX + found[0].replace("_", "."), text)
 
 

@@ -1,4 +1,4 @@
-"""The commit messages that Spark sends from the tasks to the driver, their totals, and a listener for these."""
+"""The commit messages that Spark sends from the tasks to the driver, their totals, and a listener for the totals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     seconds: float
     """The transaction timeout in seconds."""
     writes: int = 0
-    """The number of writes under the transactional id up to the marker. The newest of several markers has most."""
+    """The number of writes under the transactional id up to the marker. The newest marker has the highest number."""
 
 
 class Written(NamedTuple):
@@ -71,13 +71,13 @@ class TaskReport(WriterCommitMessage):
     failure: str = ""
     """The reason why rows were not written, or an empty string. A second attempt at the task would not help."""
     rivals: frozenset[TopicPartition] = frozenset()
-    """The partitions in which the task found rows of another writer."""
+    """The partitions in which the task found another writer's rows."""
     arrow: ArrowBatches = field(default_factory=ArrowBatches)
-    """The Arrow batches in which the rows came."""
+    """The Arrow batches in which the rows arrived."""
 
     @classmethod
     def of_failure(cls, task: int, failure: str, **facts: Any) -> TaskReport:
-        """Return the report for a task that wrote nothing that may be committed, with the reason."""
+        """Return the report, with the reason, for a task whose rows must not be committed."""
         return cls(task, 0, 0, 0.0, 0, 0.0, failure=failure, **facts)
 
 
@@ -96,7 +96,7 @@ class Totals(NamedTuple):
     p99_ms: float
     """The largest `p99` of all tasks, in milliseconds."""
     transaction: float
-    """Seconds from the begin of the transaction to its commit; 0 with at_least_once."""
+    """Seconds from the beginning of the transaction to its commit; 0 with at_least_once."""
 
 
 def totals(reports: Sequence[TaskReport], transaction: float = 0.0) -> Totals:
@@ -116,7 +116,7 @@ def totals(reports: Sequence[TaskReport], transaction: float = 0.0) -> Totals:
 
 
 def summary(reports: Sequence[TaskReport], transaction: float = 0.0) -> str:
-    """Return the totals in one line for the log."""
+    """Return the totals as one line for the log."""
     return line_of(totals(reports, transaction))
 
 
@@ -145,8 +145,8 @@ def add_line(path: str, what: str, found: Totals, now: float) -> None:
 class BatchListener(StreamingQueryListener):
     """Passes on the figures of each micro-batch: rows, bytes, transaction time and more.
 
-    Spark has no interface by which a Python sink could add them to StreamingQueryProgress. The listener therefore reads
-    them from the file of the sink's option `reports`.
+    Spark has no interface through which a Python sink could add them to StreamingQueryProgress. The listener therefore
+    reads them from the file of the sink's option `reports`.
 
         spark.streams.addListener(BatchListener("flights.jsonl"))
     """
@@ -155,7 +155,7 @@ class BatchListener(StreamingQueryListener):
         """Create a listener for the queries that write to a file.
 
         Args:
-            reports: the value of the option `reports`. Each query needs a file of its own.
+            reports: the value of the option `reports`. Each query needs its own file.
             on_batch: f(progress, figures), called after each batch; by default, a line is logged at INFO.
         """
         self._reports = reports

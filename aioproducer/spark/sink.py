@@ -41,14 +41,15 @@ JOB_GROUP = "spark.jobGroup.id"
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
 
 
-CONTINUOUS = "trigger(continuous=...) does not call Python sinks, use processingTime or availableNow"
+CONTINUOUS = "trigger(continuous=...) does not call Python sinks; use processingTime or availableNow"
 
 
 def check_trigger(checkpoint: str) -> None:
-    """Check that a stream does not have a continuous trigger, as far as its checkpoint shows it.
+    """Check that a stream does not have a continuous trigger, judging by its checkpoint.
 
-    A micro-batch is planned after its offsets were written, a continuous query before that. Nothing else that reaches
-    the sink differs. A checkpoint that is not a local directory is not checked; then the commit fails.
+    A micro-batch is planned after its offsets have been written; a continuous query is planned before that. The sink
+    sees no other difference. A checkpoint that is not a local directory is not checked; a continuous query then fails
+    at its commit.
 
     Raises:
         SinkError: the stream has a continuous trigger.
@@ -80,7 +81,7 @@ class _Writer:
         return self.__dict__
 
     def _prepare(self) -> None:
-        """Plan the write: the first call on the driver. Raise if it can't be carried out."""
+        """Plan the write, in the first call on the driver. Raise an error if the write is not possible."""
         self._options.check_reports()
         if self._options.exactly_once and self._plan is None:
             self._plan = exactly_once.plan(self._options)

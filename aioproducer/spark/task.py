@@ -25,10 +25,10 @@ IN_FLIGHT = 64 << 20
 MOST_PRODUCERS = 4
 """The maximum number of producers kept in a worker process, one for each combination of settings."""
 CLOSING = 10.0
-"""Timeout in seconds for closing a producer that makes room for another one."""
+"""Timeout in seconds for closing a producer to make room for another one."""
 
 _kept: dict[tuple[int, Secret], Producer] = {}
-"""The producers of at_least_once, keyed by process (a worker may be forked) and settings. They are kept because Spark
+"""The producers for at_least_once, keyed by process (a worker may be forked) and settings. They are kept because Spark
 reuses its workers."""
 
 
@@ -46,7 +46,7 @@ class TaskWriter:
         self._pending: deque[tuple[Receipt, int]] = deque()
         self._in_flight = 0
         self._known: set[str] = set()
-        """The topics that the cluster has."""
+        """The topics that are known to exist."""
         self._rows = 0
         self._arrow_bytes = self._largest = 0
         self._written: dict[TopicPartition, Written] = {}

@@ -1,8 +1,8 @@
-"""The settings of Spark with which the rows of a query are cheaper.
+"""The Spark settings that make the rows of a query cheaper to process.
 
 Spark passes rows to a Python process in Arrow batches of up to 10,000 rows. Each copy of a batch is faster if the batch
-fits into a processor's cache. `foreach_batch` limits their size itself. Any other write can't change its session, so
-it names the settings once for each query."""
+fits into a processor's cache. `foreach_batch` limits the size itself. Any other write can't change its session, so it
+logs the settings once per query."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SUITABLE = 2 << 20
 TOO_LARGE = 2 * SUITABLE
 """Arrow batches above this size, in bytes, are worth a warning."""
 MUCH = 64 << 20
-"""From this size of a write on, in bytes, a TCP connection is worth a warning."""
+"""If a write is larger than this, in bytes, a TCP connection is worth a warning."""
 MOST_QUERIES = 100
-"""How many queries a worker process remembers."""
+"""The maximum number of queries that a worker process remembers."""
 
 _first_stages: dict[str | None, int] = {}
 """The stage of each query's first write in this process."""
@@ -37,13 +37,13 @@ class ArrowBatches(NamedTuple):
     is_first: bool = False
     """True if the task is part of the first write for this query in its worker process."""
     over_tcp: bool = False
-    """True if they came through a TCP connection although this release of Spark supports Unix sockets."""
+    """True if the batches arrived over TCP although this release of Spark supports Unix sockets."""
 
 
 def is_first_of(query: str | None, stage: int) -> bool:
-    """Return whether this stage is the first that writes for a query in this process.
+    """Return whether this stage is the first to write for a query in this process.
 
-    All tasks of a stage get the same answer. The query None stands for all writes without a name."""
+    All tasks of a stage get the same answer. If `query` is None, it stands for all writes without a name."""
     if query not in _first_stages and len(_first_stages) >= MOST_QUERIES:
         del _first_stages[next(iter(_first_stages))]
     return _first_stages.setdefault(query, stage) == stage
@@ -52,7 +52,7 @@ def is_first_of(query: str | None, stage: int) -> bool:
 def advice(tasks: Iterable[ArrowBatches]) -> str:
     """Return a sentence with the settings that would make the rows cheaper, or an empty string.
 
-    It is empty for all writes of a query but the first."""
+    It is empty for all but the first write of a query."""
     found = [task for task in tasks if task.bytes]
     if not all(task.is_first for task in found):
         return ""
@@ -60,7 +60,7 @@ def advice(tasks: Iterable[ArrowBatches]) -> str:
     settings = []
     if largest > TOO_LARGE:
         settings.append(
-            f"{BYTES}={SUITABLE} (its largest Arrow batch had {largest / 1e6:.0f} MB, which does not fit into a "
+            f"{BYTES}={SUITABLE} (its largest Arrow batch was {largest / 1e6:.0f} MB, which does not fit into a "
             "processor's cache)"
         )
     if size > MUCH and any(task.over_tcp for task in found):
@@ -70,7 +70,7 @@ def advice(tasks: Iterable[ArrowBatches]) -> str:
 
 @contextmanager
 def limited_batches(spark: SparkSession) -> Iterator[None]:
-    """Limit the Arrow batches of a session to a size that fits into the cache, unless it has a limit of its own."""
+    """Limit the Arrow batches of a session to a size that fits into the cache, unless it already has a limit."""
     if spark.conf.get(BYTES, None) is not None:
         yield
         return

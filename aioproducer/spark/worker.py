@@ -30,7 +30,7 @@ def spare() -> None:
 def show_messages() -> None:
     """Write the sink's INFO messages to the standard error of this process, which is part of the driver's log.
 
-    Has no effect outside PySpark's own processes, and where logging is configured."""
+    Has no effect outside PySpark's own processes, or if logging is configured."""
     logger = logging.getLogger("aioproducer.spark")
     if not _is_sparks() or logger.hasHandlers():
         return
@@ -52,7 +52,7 @@ def acknowledge_at_once() -> None:
 
 
 def could_use_a_unix_socket() -> bool:
-    """Return True if this task's rows come through TCP, although this release of Spark supports Unix sockets."""
+    """Return True if this task's rows arrive over TCP, although this release of Spark supports Unix sockets."""
     release = tuple(map(int, pyspark.__version__.split(".")[:2]))
     return release >= (4, 1) and _tcp_connection() is not None
 
@@ -65,7 +65,7 @@ def _is_sparks() -> bool:
 def _tcp_connection() -> socket.socket | None:
     """Return the connection to the JVM, a local variable of `worker()`, which PySpark's daemon calls in each child.
 
-    None if it is a Unix socket, and outside PySpark's own processes."""
+    Return None if it is a Unix socket, or outside PySpark's own processes."""
     frame: FrameType | None = sys._getframe() if _is_sparks() else None
     while frame is not None:
         if frame.f_code.co_name == "worker":

@@ -1,6 +1,6 @@
 """`python -m aioproducer.testing --brokers 3 --port 9092 --topic flights:12`: a cluster for experiments.
 
-It prints one line when it is ready, and runs until SIGINT or SIGTERM.
+It prints one line when it is ready, and runs until it receives SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser = _Parser(
         prog="python -m aioproducer.testing",
         description="A Kafka cluster in one process that keeps everything in memory: for tests and for trying "
-        "things out. It prints its addresses when it is ready and stops at SIGINT (Ctrl-C) or SIGTERM.",
+        "things out. It prints its addresses when it is ready and stops on SIGINT (Ctrl-C) or SIGTERM.",
         epilog="The exit status is 0 after a signal, 1 if a port is taken, and 2 if an option is invalid.",
     )
     parser.add_argument("--brokers", type=_count, default=1, help="number of brokers (default: %(default)s)")
@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME:PARTITIONS",
-        help="a topic to create at the start; may be repeated",
+        help="a topic to create at startup; may be repeated",
     )
     parser.add_argument(
         "--stop-with-stdin",

@@ -55,21 +55,21 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
     """An embedded cluster, new and empty for each test, on the test's event loop.
 
     By default, it has one broker. `@pytest.mark.kafka_cluster(brokers=3, topics={"orders": 12})` on the test, its class
-    or its module changes its settings; the marker accepts all settings of `EmbeddedCluster`. Async tests under
+    or its module changes the settings; the marker accepts all settings of `EmbeddedCluster`. Async tests under
     pytest-asyncio and anyio can use the fixture.
     """
     # pytest-asyncio and anyio set up fixtures on different loops, so use the plugin that runs the test.
     runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
     if runner == "anyio" and _asyncio_mode(request.config) == "auto":
         pytest.fail(
-            "with asyncio_mode=auto, pytest-asyncio also sets up the fixtures of anyio's tests, but not on the loop "
-            "of these tests; set asyncio_mode=strict, or remove @pytest.mark.anyio",
+            "with asyncio_mode=auto, pytest-asyncio also sets up the fixtures of anyio's tests, but not on the "
+            "tests' own loop; set asyncio_mode=strict, or remove @pytest.mark.anyio",
             pytrace=False,
         )
     if runner == "asyncio" and not _is_async(request):
         pytest.fail(
             "kafka_cluster needs the event loop of an async test, and this test is not async; make it "
-            "`async def`, or run EmbeddedCluster in a thread or process of its own",
+            "`async def`, or run EmbeddedCluster in its own thread or process",
             pytrace=False,
         )
     of_test, of_fixtures = _loop_scope_of_test(request), _loop_scope(request.config, "fixture")
@@ -104,7 +104,7 @@ def _loop_scope(config: pytest.Config, kind: str) -> str:
     """Return the scope of the loop that pytest-asyncio gives to tests or fixtures that do not specify one."""
     try:
         scope = config.getini(f"asyncio_default_{kind}_loop_scope")
-    except ValueError:  # pytest-asyncio is not installed, or too old for the setting
+    except ValueError:  # pytest-asyncio is not installed, or is too old to have this setting
         scope = None
     return "function" if scope in (None, "", "fixture-scope") else str(scope)
 
@@ -183,7 +183,7 @@ def schema_registry_settings() -> dict[str, Any]:
 def schema_registry(
     request: pytest.FixtureRequest, schema_registry_settings: dict[str, Any]
 ) -> Iterator[SchemaRegistry]:
-    """A real schema registry, shared by all tests of the session: give each test topics of its own.
+    """A real schema registry, shared by all tests in the session. Give each test its own topics.
 
     Its settings come from the fixture `schema_registry_settings`. If the extra `aioproducer[kafka]` is missing, the
     test is skipped, except in CI (CI=true), where this is an error. If a test fails, the registry's log is kept, and
@@ -203,7 +203,7 @@ def _running(
     missing_error: type[RuntimeError],
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
-    """Start a server, and stop it after the block; its logs are kept if a test fails meanwhile."""
+    """Start a server, and stop it after the block. If a test fails in the meantime, the server's logs are kept."""
     try:
         _run(server.start())
     except missing_error as error:

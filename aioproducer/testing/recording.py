@@ -64,7 +64,7 @@ class SentRecord(NamedTuple):
 
 
 class RecordingProducer(Producer[K, V]):
-    """A `Producer` for tests that needs no broker: it stores the records and acknowledges them immediately.
+    """A `Producer` for tests, without a broker: it stores the records and acknowledges them immediately.
 
         async with RecordingProducer() as producer:
             await place_order(producer, 7)
@@ -72,8 +72,8 @@ class RecordingProducer(Producer[K, V]):
         assert [record.value for record in producer.sent] == [b"7"]
 
     It is a subclass of `Producer` with the same settings. It never waits: it has no linger, no back-pressure and no
-    retries, and a delivery has its result when `send` returns it. The first record for a topic creates the topic,
-    with `default_partitions` partitions unless `set_partitions` was called for it. With
+    retries, and a delivery already has its result when `send` returns it. The first record for a topic creates the
+    topic, with `default_partitions` partitions unless `set_partitions` was called for it. With
     `allow_auto_create_topics=False`, only topics that were passed to `set_partitions` exist. The records in a
     transaction appear in `sent` when it is committed. Use the embedded cluster for tests that depend on time or on
     brokers.
@@ -84,7 +84,7 @@ class RecordingProducer(Producer[K, V]):
 
     @cached_property
     def sent(self) -> list[SentRecord]:
-        """All acknowledged records, in the order of their `send`. A test may clear the list."""
+        """All acknowledged records, in the order in which they were sent. A test may clear the list."""
         return []
 
     @cached_property
@@ -138,11 +138,11 @@ class RecordingProducer(Producer[K, V]):
     # Instructions from the test
 
     def set_partitions(self, topic: str, count: int) -> None:
-        """Set the number of partitions in a topic, before or after the start.
+        """Set the number of partitions in a topic, before or after the producer starts.
 
         Raises:
             InvalidTopicError: the topic name is invalid.
-            ValueError: the topic would lose partitions, or have no partition.
+            ValueError: the topic would lose partitions, or have no partitions.
         """
         check_topic_name(topic)
         known = self._topics.topic(topic) if self._state is ProducerState.RUNNING else None
@@ -166,7 +166,7 @@ class RecordingProducer(Producer[K, V]):
         """Make the delivery of the next record fail: `send` succeeds, but the record is not added to `sent`.
 
         Args:
-            error: the delivery's error; None creates a DeliveryError with all its fields.
+            error: the delivery's error; None creates a DeliveryError with all its fields set.
             outcome: the outcome of that DeliveryError, if `error` is None.
             topic: the topic whose records fail; by default, any topic.
             count: the number of records, or of manually built batches, that fail.

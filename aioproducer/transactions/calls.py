@@ -61,18 +61,18 @@ class Transactional(RecordPath):
         Raises, at the end of the block:
             TransactionAbortableError: a record failed, or the coordinator rejected a request; the transaction was
                 aborted.
-            CommitOutcomeUnknownError: the commit was sent and never answered; `commit_transaction()` repeats it.
+            CommitOutcomeUnknownError: the commit was sent but never answered; `commit_transaction()` repeats it.
             ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
                 This error also replaces a KafkaError that leaves the block, such as the error of a record that failed
                 because of the fencing, and has that error as its cause. Any other exception leaves the block unchanged.
 
-        A cancellation takes effect when the commit or the abort has ended: after at most delivery_timeout_ms for the
-        records, then max_block_ms for each request.
+        A cancellation takes effect only once the commit or the abort has ended: after at most delivery_timeout_ms for
+        the records, plus max_block_ms for each request.
         """
         return TransactionScope(self)
 
     async def init_transactions(self) -> None:
-        """Take over the transactional id: get a new epoch, fence older producers of the id, abort their transaction.
+        """Take over the transactional id: get a new epoch, fence the id's older producers, and abort their transaction.
 
         `start()` does this; call it again after an error whose `requires_reinit` is True.
 
@@ -113,7 +113,7 @@ class Transactional(RecordPath):
         Raises:
             TransactionAbortableError: a record failed, or the coordinator rejected a request; call
                 abort_transaction().
-            CommitOutcomeUnknownError: the commit was sent and not answered within max_block_ms. Call
+            CommitOutcomeUnknownError: the commit was sent but not answered within max_block_ms. Call
                 commit_transaction() again: it repeats the request, and the answer says whether the transaction was
                 committed.
             ProducerFencedError: another producer uses this transactional id; nothing was committed.
@@ -145,14 +145,14 @@ class Transactional(RecordPath):
         offsets: OffsetsToCommit,
         group_id: ConsumerGroupMetadata | str | bytes,
     ) -> None:
-        """Commit a consumer's position as a part of the transaction (KIP-447).
+        """Commit a consumer's position as part of the transaction (KIP-447).
 
         Args:
             offsets: for each partition, the offset of the next record to read: a mapping, or a list of
                 confluent_kafka.TopicPartition such as `consumer.position(consumer.assignment())`. Negative offsets in
                 a list, such as OFFSET_INVALID, are left out, as in librdkafka.
             group_id: the group's id, its ConsumerGroupMetadata, or the bytes that confluent-kafka's
-                `consumer_group_metadata()` returns. If they include a generation, the coordinator rejects the offsets
+                `consumer_group_metadata()` returns. If it includes a generation, the coordinator rejects the offsets
                 of a consumer that has lost its partitions.
 
         Raises:
@@ -198,10 +198,10 @@ class Transactional(RecordPath):
         Raises:
             TransactionAbortableError: the coordinator rejected a partition.
             TransactionReinitError: a new epoch was needed, and the coordinator rejected the request or did not answer.
-            IllegalStateError: no transaction is open, or a partition already has a writer. With transactions v1, also
-                if this producer wrote to a partition in an earlier transaction and has already sent something in this
-                one. To avoid this, export before the first send: the transaction then takes a new epoch, in which
-                participants can number their records from 0.
+            IllegalStateError: no transaction is open, or a partition already has a writer. With transactions v1, this
+                error is also raised if this producer wrote to one of the partitions in an earlier transaction and has
+                already sent something in this one. To avoid that, export before the first send: the transaction then
+                takes a new epoch, in which participants can number their records from 0.
 
         Cancelling the call leaves the transaction unchanged; the call can be repeated.
         """
@@ -347,12 +347,12 @@ def _log_failed_abort(log: ClientLog, error: KafkaError) -> None:
         )
     else:
         log.warning(
-            "the open transaction was not aborted; the brokers abort it after its time-out: %s", error
+            "the open transaction was not aborted; the brokers will abort it after its time-out: %s", error
         )
 
 
 async def to_the_end(call: Coroutine[Any, Any, None]) -> None:
-    """Await the call until it ends, even if the caller is cancelled repeatedly; raise the cancellation afterwards.
+    """Wait for the call to end, even if the caller is cancelled repeatedly; then raise the cancellation.
 
     The call ends in bounded time, because each of its steps has a time limit.
     """

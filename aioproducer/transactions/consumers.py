@@ -1,7 +1,7 @@
 """The two consumers that a TransformLoop reads from: aiokafka's AIOKafkaConsumer and confluent-kafka's Consumer.
 
-Neither library is imported here: a consumer is recognised by its methods. An Input tracks the assignment, and gives
-every newly assigned partition its position before it returns records of it."""
+Neither library is imported here: a consumer is recognised by its methods. An Input tracks the assignment, and sets
+the position of each newly assigned partition before it returns any of its records."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Records: TypeAlias = dict[TopicPartition, list[Any]]
 """The consumer's own record objects, by partition."""
 
 _SEEK_PAUSE, _SEEK_TIMEOUT = 0.02, 5.0
-"""Seconds between the attempts to seek in a partition that librdkafka is about to start, and the limit for all."""
+"""Seconds between attempts to seek in a partition that librdkafka has not started yet, and the total limit."""
 
 
 class Positions(ABC):
-    """What an Input asks its loop."""
+    """The methods that an Input needs from its loop."""
 
     @abstractmethod
     async def of(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return where to start reading; partitions for which the consumer decides are left out."""
+        """Return the offsets to start reading at, without the partitions for which the consumer decides."""
 
     @abstractmethod
     async def until_idle(self) -> None:
@@ -48,12 +48,12 @@ class Input(ABC):
 
     def __init__(self, positions: Positions) -> None:
         self.changes = 0
-        """The number of changes of the assignment. It changes before the member gives partitions up."""
+        """The number of assignment changes so far. It is increased before the member gives up any partitions."""
         self.membership: ConsumerGroupMetadata | None = None
-        """The membership at the last change. It is not read again at a commit: by then, the consumer may have joined
-        another generation, in which these records belong to another member."""
+        """The membership at the last change. It is not reread for a commit: by then, the consumer may be in a later
+        generation, in which these records belong to another member."""
         self.starts: dict[TopicPartition, int] = {}
-        """The first offset that was read of each partition since the last commit."""
+        """The first offset read from each partition since the last commit."""
         self._positions = positions
 
     @abstractmethod
@@ -62,11 +62,11 @@ class Input(ABC):
 
     @abstractmethod
     async def poll(self, max_records: int, timeout: float) -> Records:
-        """Return the next records, or none after `timeout` seconds or a rebalance. Cancelling loses no record."""
+        """Return the next records, or none after `timeout` seconds or a rebalance. Cancelling does not lose records."""
 
     @abstractmethod
     async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Let the consumer read these partitions from these offsets on. They must be assigned."""
+        """Make the consumer read these partitions from these offsets onwards. The partitions must be assigned."""
 
     @abstractmethod
     def offset_of(self, record: Any) -> int:
@@ -97,7 +97,7 @@ def input_of(consumer: object, positions: Positions) -> Input:
         if asyncio.iscoroutinefunction(consumer.consume):
             raise InvalidArgumentError(
                 "confluent-kafka's AIOConsumer is not supported; pass a confluent_kafka.Consumer, which is polled in "
-                "a thread of its own"
+                "its own thread"
             )
         return _ConfluentInput(consumer, positions)
     raise InvalidArgumentError(
@@ -106,12 +106,12 @@ def input_of(consumer: object, positions: Positions) -> Input:
 
 
 def _library(consumer: object, name: str) -> ModuleType:
-    """Return the library of a consumer: the module that has this name, and that defines a class of the consumer."""
+    """Return the consumer's library: a package that defines one of its classes and has the attribute `name`."""
     for base in type(consumer).__mro__:
         module = sys.modules.get(base.__module__.partition(".")[0])
         if module is not None and hasattr(module, name):
             return module
-    module = sys.modules.get("confluent_kafka")  # whose classes name a module of their own, cimpl
+    module = sys.modules.get("confluent_kafka")  # its classes report the module cimpl
     if module is not None and hasattr(module, name):
         return module
     raise InvalidArgumentError(f"the library of {type(consumer).__name__} has no {name}")
@@ -141,7 +141,7 @@ class _AiokafkaInput(Input):
         self._consumer.subscribe(list(topics), listener=listener)
 
     async def _revoked(self) -> None:
-        """Let the batch in progress end before the member joins again: until then, its commit is accepted."""
+        """Let the batch in progress end before the member rejoins: until then, the commit of the batch is accepted."""
         self.changes += 1
         self._is_assigned = False
         await self._positions.until_idle()
@@ -181,7 +181,7 @@ class _AiokafkaInput(Input):
             TopicPartition(place.topic, place.partition): list(part) for place, part in found.items() if part
         }
         self._note_starts(records)
-        # After a change, the partitions get their positions again, at `starts` if no offset is committed.
+        # After a change, the positions are set again: to `starts` for partitions without a committed offset.
         return records if self.changes == changes and self._is_assigned else {}
 
     async def _position(self) -> None:
@@ -235,7 +235,7 @@ def _listener(
 
 
 class _ConfluentInput(Input):
-    """confluent-kafka's consumer, whose calls block: one thread polls it, in which it also rebalances."""
+    """confluent-kafka's consumer, whose calls block: one thread polls it, and it also rebalances in that thread."""
 
     def __init__(self, consumer: Any, positions: Positions) -> None:
         super().__init__(positions)
@@ -252,7 +252,7 @@ class _ConfluentInput(Input):
         self._is_closed = False
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the function in the thread and wait for its end, even if the caller is cancelled."""
+        """Call the function in the thread and wait until it returns, even if the caller is cancelled."""
         running = self._loop.run_in_executor(self._thread, call, *arguments)
         cancelled = await ended(running)
         if cancelled is not None:
@@ -283,7 +283,7 @@ class _ConfluentInput(Input):
             self._asking = asyncio.run_coroutine_threadsafe(asking, self._loop)
             positions = self._asking.result()
         except BaseException as error:
-            self._failure = error  # poll() raises it: an exception would not leave this callback
+            self._failure = error  # poll() raises it: an exception would not propagate from this callback
             return
         for place in partitions:
             place.offset = positions.get(TopicPartition(place.topic, place.partition), place.offset)
@@ -291,7 +291,7 @@ class _ConfluentInput(Input):
         self._assign(partitions)
 
     def _assign(self, partitions: list[Any]) -> None:
-        """Assign the partitions as the protocol of the group requires; only librdkafka knows which it is."""
+        """Assign the partitions as the group's protocol requires; only librdkafka knows which protocol that is."""
         if not self._is_incremental:
             try:
                 self._consumer.assign(partitions)
@@ -338,7 +338,7 @@ class _ConfluentInput(Input):
         self._positions.warn(f"the consumer reports an error: {error}")
 
     async def _put_back(self, records: Records) -> None:
-        """Let the consumer read again what it returned before, or between, changes of the assignment."""
+        """Make the consumer reread the records that it returned before or between assignment changes."""
         if self.membership is not None and records:
             positions = await self._positions.of(self.membership.group_id, records)
             await self.seek(positions)
@@ -356,7 +356,7 @@ class _ConfluentInput(Input):
                 except self._library.KafkaException as error:
                     if error.args[0].name() != "_STATE" or time.monotonic() > give_up:
                         raise
-                    time.sleep(_SEEK_PAUSE)  # The partition was assigned just now, and is not started yet.
+                    time.sleep(_SEEK_PAUSE)  # librdkafka has not started this newly assigned partition yet.
 
     def offset_of(self, record: Any) -> int:
         return int(record.offset())

@@ -1,6 +1,6 @@
 """Sends a transaction's requests to its coordinator, one at a time, and applies the answers.
 
-state.py decides what to send, and outcomes.py what an answer means. Each call runs in a task of its own."""
+state.py decides what to send, and outcomes.py defines what an answer means. Each call runs in its own task."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Coordinator:
         self.call_watch = self._calls.watch
         self.expiry = Expiry(core, transaction, self._calls, self._log, self._abort_expired)
         self._first_writer: FirstWriter | None = None
-        """Set for a participant whose partitions must have no other writer before they join."""
+        """Set for a participant that must check that its partitions have no other writer before they join."""
         self._offset_calls = itertools.count()
         self._offsets_lock = asyncio.Lock()
         """Held while a call sends offsets, because the next call must know whether the outcome of this one is in
@@ -174,7 +174,7 @@ class Coordinator:
             self._check_may_change_epoch(partitions)
             await self._calls.run("epoch", self._change_epoch)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # in the meantime, a partition may have been given a writer
+            self._check_has_no_writer(partitions)  # a partition may have gained a writer in the meantime
         self._has_begun()
         transaction.epoch_is_spent = True
         if not transaction.is_v2:
@@ -184,7 +184,7 @@ class Coordinator:
             while transaction.has_to_join:
                 await self._calls.run("partitions", self._add_partitions)
             transaction.check("export", TransactionState.IN_TRANSACTION)
-            self._check_has_no_writer(partitions)  # in the meantime, a partition may have been given a writer
+            self._check_has_no_writer(partitions)  # a partition may have gained a writer in the meantime
         transaction.exported.update(dict.fromkeys(partitions))
         return self._handle()
 
@@ -199,8 +199,8 @@ class Coordinator:
         ]
         if taken:
             raise IllegalStateError(
-                f"export: {taken[0].topic}-{taken[0].partition} was already written to or exported; in a transaction "
-                "each partition has one writer"
+                f"export: {taken[0].topic}-{taken[0].partition} was already written to or exported; in a transaction, "
+                "each partition can have only one writer"
             )
 
     def _check_may_change_epoch(self, partitions: Iterable[TopicPartition]) -> None:
@@ -217,7 +217,7 @@ class Coordinator:
             )
 
     async def _change_epoch(self) -> None:
-        """Take a new epoch inside a transaction that the coordinator does not know yet."""
+        """Take a new epoch inside a transaction that the coordinator does not know about yet."""
         transaction = self._transaction
         transaction.changes_epoch = True
         try:
@@ -229,7 +229,7 @@ class Coordinator:
             transaction.changes_epoch = False
 
     async def _epoch_settled(self, call: str) -> None:
-        """Wait until no new epoch is being taken, so that no request in the transaction contains the old epoch."""
+        """Wait for any epoch change in progress to end, so that no later request contains the old epoch."""
         change = self._calls.running("epoch")
         if change is not None:
             await asyncio.wait([change])
@@ -419,7 +419,7 @@ class Coordinator:
             assert transaction.error is not None  # a record or a request has failed
             raise transaction.error
         try:
-            if transaction.may_have_started:  # if not, the coordinator does not know the transaction
+            if transaction.may_have_started:  # if not, the coordinator does not know of the transaction
                 await self._end(commit=True)
         except asyncio.CancelledError:
             # Only close() cancels this task.
@@ -457,9 +457,9 @@ class Coordinator:
         """Take the epoch after this one while no transaction is open.
 
         InitProducerId with (producer id, epoch) aborts any open transaction before the coordinator compares epochs.
-        If this producer was fenced without knowing it, the request would abort its successor's transaction. Therefore
-        an EndTxn that aborts is sent first: it has nothing to abort, but the coordinator checks its epoch and rejects
-        a fenced producer."""
+        If this producer had been fenced without knowing it, the request would abort its successor's transaction.
+        Therefore an EndTxn that aborts is sent first: it has nothing to abort, but the coordinator checks its epoch and
+        rejects a fenced producer."""
         deadline = asyncio.get_running_loop().time() + self._config.max_block
         await self._end(commit=False)
         if not self._transaction.is_v2:  # with v2, the response to the abort contains the next epoch
@@ -491,7 +491,7 @@ class Coordinator:
             transaction.move(TransactionState.READY)
 
     async def _abort_expired(self) -> None:
-        """Abort the transaction at the coordinator. For the user, it stays open until abort_transaction() is called."""
+        """Abort the transaction at the coordinator. It looks open to the user until abort_transaction() is called."""
         transaction = self._transaction
         await self._settled()
         if transaction.state is not TransactionState.ABORT_REQUIRED:
@@ -502,7 +502,7 @@ class Coordinator:
             transaction.must_reinit(error)
         except KafkaError as error:
             self._log.warning(
-                "the transaction of %r was not aborted yet: %s", transaction.transactional_id, error
+                "the transaction of %r has not been aborted yet: %s", transaction.transactional_id, error
             )
         else:
             transaction.may_have_started = False  # nothing is left to end at the coordinator

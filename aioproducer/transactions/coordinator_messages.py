@@ -1,4 +1,4 @@
-"""Builds requests about offsets for a coordinator, and finds the decisive error code in an answer."""
+"""Builds requests about partitions and offsets for a coordinator, and finds the decisive error code in an answer."""
 
 from __future__ import annotations
 

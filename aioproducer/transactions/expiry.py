@@ -14,13 +14,13 @@ from aioproducer.transactions.running_calls import RunningCalls
 from aioproducer.transactions.state import Transaction, TransactionState, abortable
 
 LONGEST_OPEN = 0.8
-"""The share of transaction_timeout_ms that a transaction may stay open without a commit; the rest is for the abort."""
+"""The share of transaction_timeout_ms for which a transaction may stay open uncommitted; the rest is for the abort."""
 
 
 class Expiry:
-    """Watches the time for which the transaction has been open. Belongs to one event loop.
+    """Watches how long the transaction has been open. Belongs to one event loop.
 
-    `abort` sends the abort to the coordinator. It runs as a call of its own, named "expiry".
+    `abort` sends the abort to the coordinator. It runs as a separate call, named "expiry".
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Expiry:
             f"it was open for {now - transaction.began:.1f} s, more than {LONGEST_OPEN:.0%} of "
             f"transaction_timeout_ms={limit * 1000:g}; commit sooner, or raise transaction_timeout_ms"
         )
-        self._log.warning("the transaction of %r is aborted: %s", transaction.transactional_id, cause)
+        self._log.warning("the transaction of %r is being aborted: %s", transaction.transactional_id, cause)
         transaction.must_abort(abortable(transaction, cause))
         self._wake.set()  # the sender fails the records that were not sent
         self._calls.start("expiry", self._abort())

@@ -1,8 +1,8 @@
 """Asks the leaders of partitions whether another producer has already written to them in the same transaction.
 
-A participant asks before its first record in a partition, on topics with LogAppendTime. The answer to the record does
-not show another writer there: the broker drops a batch with the sequence numbers of an earlier one, and answers
-success."""
+On topics with LogAppendTime, a participant asks before it sends its first record to a partition. There, the answer to
+the record would not reveal another writer: the broker drops a batch with the sequence numbers of an earlier one, and
+reports success."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aioproducer.types import TopicPartition, TransactionHandle
 
 
 class FirstWriter:
-    """The check of one participant. Belongs to one event loop."""
+    """The check that one participant makes. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class FirstWriter:
         self._last_error: KafkaError | None = None
 
     async def check(self, places: Iterable[TopicPartition]) -> None:
-        """Return if no producer has written to any of the partitions in the transaction.
+        """Check that no producer has written to any of the partitions in the transaction.
 
         Raises:
-            TransactionAbortableError: another producer has; `partitions` are those to which it has written.
+            TransactionAbortableError: another producer has; the error's `partitions` are those that it has written to.
             TransactionTimeoutError: not all leaders answered within max_block_ms.
             UnsupportedVersionError: a broker is older than Kafka 2.8.
             BrokerError: a broker rejected the request, e.g. because the client is not authorized to read the topic.
@@ -74,9 +74,9 @@ class FirstWriter:
                 failures += 1
 
     def _by_leader(self, places: Iterable[TopicPartition]) -> Sequence[tuple[int, list[TopicPartition]]]:
-        """Return the partitions that have a leader, by leader.
+        """Return the partitions that have a leader, grouped by leader.
 
-        This must not wait for metadata: such waits end when close() begins, which still sends the buffered records.
+        This must not wait for metadata: such waits end when close() begins, but it still sends the buffered records.
         """
         found: dict[int, list[TopicPartition]] = {}
         for place in sorted(places):
@@ -101,7 +101,7 @@ class FirstWriter:
         except KafkaError as error:
             if decide_failure(failure_of(error)).action is Action.FAIL:  # no common version
                 raise UnsupportedVersionError(
-                    f"log_append_time=True needs Kafka 2.8 or later, to list the writers of a partition: {error}"
+                    f"log_append_time=True requires Kafka 2.8 or later to list the writers of a partition: {error}"
                 ) from error
             self._last_error = error
             return set()
@@ -125,7 +125,7 @@ class FirstWriter:
         if taken:
             names = ", ".join(f"{place.topic}-{place.partition}" for place in sorted(taken))
             raise TransactionAbortableError(
-                f"another producer has written to {names} in the same transaction; abort it and run it again",
+                f"another producer has written to {names} in the same transaction; abort and repeat the transaction",
                 transactional_id=self._handle.transactional_id,
                 partitions=frozenset(taken),
             )
@@ -157,7 +157,7 @@ class FirstWriter:
 
 
 def _is_of(handle: TransactionHandle, state: DescribeProducersResponse.ProducerState) -> bool:
-    """Return whether a producer has written under the epoch of the transaction. A marker alone has no sequence."""
+    """Return whether a producer has written under the epoch of the transaction. A marker has no sequence number."""
     return (state.producer_id, state.producer_epoch) == (
         handle.producer_id,
         handle.epoch,

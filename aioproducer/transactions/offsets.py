@@ -57,13 +57,13 @@ def _is_text(text: object) -> bool:
 
 
 def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
-    # The format: the magic; the generation id, an int in native byte order; the group id and the member id, each with a
-    # zero byte after it; a byte that is 1 if there is no instance id; and the instance id.
+    # The format: the magic; the generation id, an int in native byte order; the group id and the member id, each
+    # followed by a zero byte; a byte that is 1 if there is no instance id; and the instance id.
     head = len(_MAGIC) + 4
     parts = packed[head:].split(b"\0", 2)
     if not packed.startswith(_MAGIC) or len(parts) < 3:
         raise InvalidRecordError(
-            "these bytes are not a consumer_group_metadata() of confluent-kafka 1.5 or later"
+            "these bytes are not the result of consumer_group_metadata() in confluent-kafka 1.5 or later"
         )
     (generation_id,) = struct.unpack("=i", packed[len(_MAGIC) : head])
     group_id, member_id, rest = parts
@@ -77,8 +77,8 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
 def offsets_to_commit(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     """Convert {(topic, partition): offset}, or a list of objects with a topic, a partition and an offset.
 
-    In a mapping, an offset is a number, (offset, metadata), or an OffsetAndMetadata, also aiokafka's. In a list, such
-    as confluent-kafka's of TopicPartitions, negative offsets are left out: they mean that there is none.
+    In a mapping, an offset is a number, (offset, metadata), or an OffsetAndMetadata (also aiokafka's). In a list, such
+    as confluent-kafka's lists of TopicPartitions, negative offsets are left out: they mean that there is no offset.
 
     Raises:
         InvalidRecordError: the mapping or the list contains something else.

@@ -63,7 +63,7 @@ IN_DOUBT = {Condition.COMMIT, Condition.UNANSWERED}
 """The conditions under which a commit may have been carried out."""
 
 Key = tuple[int, str]
-"""The key of a coordinator lookup: the type, 0 for a group or 1 for a transactional id, and the name."""
+"""The key of a coordinator lookup: (type, name), where the type is 0 for a group and 1 for a transactional id."""
 
 
 class _CoordinatorRefusedError(KafkaError):
@@ -148,7 +148,7 @@ class CoordinatorRequests:
                     return await self._attempt(request, code_of, key, conditions, deadline)
                 except _TryAgainError as again:
                     last = again.cause
-                self._log.debug("%s: %s is sent again: %s", self._transaction.transactional_id, request, last)
+                self._log.debug("%s: sending %s again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
                 failures += 1
         raise self._too_late(request, conditions, last)
@@ -264,7 +264,7 @@ class CoordinatorRequests:
         return reinit(
             self._transaction,
             CommitOutcomeUnknownError,
-            f"the transaction may or may not be committed: the commit was sent and not answered ({reason})",
+            f"the transaction may or may not be committed: the commit was sent but not answered ({reason})",
         )
 
     def _too_late(

@@ -13,7 +13,7 @@ from aioproducer.types import TopicPartition
 
 
 class Role:
-    """The part that a producer plays in a transaction. The defaults are the owner's."""
+    """The role of a producer in a transaction. The defaults are the owner's."""
 
     may_write: ClassVar[bool] = True
     is_only_writer: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class Role:
         """Raise an error if another producer may write to the partition.
 
         Raises:
-            InvalidRecordError: the partition was not given to `attach`.
+            InvalidRecordError: the partition was not passed to `attach`.
         """
 
     def refusals(self, topic: str, count: int) -> list[KafkaError | None] | None:
@@ -64,7 +64,7 @@ class Participant(Role):
     """Writes to partitions that the owner exported. Only the owner can end the transaction.
 
     The broker cannot tell participants apart. If two participants write to the same partition, the broker drops the
-    records of one as duplicates and answers "success".
+    records of one of them as duplicates and answers "success".
     """
 
     is_only_writer = False
@@ -85,7 +85,7 @@ class Participant(Role):
     def check_is_own(self, topic: str, partition: int) -> None:
         if TopicPartition(topic, partition) not in self.partitions:
             raise InvalidRecordError(
-                f"partition {partition} of topic {topic} was not given to Producer.attach(partitions=...); another "
+                f"partition {partition} of topic {topic} was not passed to Producer.attach(partitions=...); another "
                 "participant of the transaction could write to it",
                 argument="partition",
             )

@@ -1,7 +1,7 @@
-"""Runs each transactional call in a task of its own.
+"""Runs each transactional call in its own task.
 
 If the caller is cancelled, the call therefore continues and leaves nothing half done. If the same call is made again,
-it joins the running one, or gets the result that no caller has seen."""
+it joins the running call, or gets the result that no caller has seen."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class RunningCalls:
         """True if no new call may begin."""
 
     async def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a call, or join the running one of that name, and wait for it. Cancellation ends only the wait.
+        """Start a call, or join the running call of that name, and wait for it. Cancellation ends only the wait.
 
         Raises:
             ProducerClosed: the producer is being closed.
-            CommitOutcomeUnknownError: the producer is being closed, and a commit was sent and not answered.
+            CommitOutcomeUnknownError: the producer is being closed, and a commit was sent but not answered.
             KafkaError: the call failed.
         """
         if self.running(name) is None:

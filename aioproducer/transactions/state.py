@@ -94,7 +94,7 @@ WAYS_OUT = {
     _S.ABORT_REQUIRED: "call abort_transaction()",
     _S.ABORTING: "wait for abort_transaction(), or call it again",
     _S.OUTCOME_UNKNOWN: "call commit_transaction() again to repeat the request, or find out yourself whether its "
-    "records were committed, then call init_transactions()",
+    "records were committed, and then call init_transactions()",
     _S.REINIT_REQUIRED: "call init_transactions() to take the transactional id over, or close the producer",
     _S.PARTICIPANT: "only the producer that began the transaction can end it",
     _S.FAILED_PARTICIPANT: "abort the transaction with the producer that began it, and close this one",
@@ -123,9 +123,9 @@ class Transaction:
         """True for transactions v2 (KIP-890): writing to a partition adds it to the transaction, and the end of each
         transaction brings a new epoch."""
         self.may_have_started = False
-        """True if the coordinator may know the transaction, which must then be ended there."""
+        """True if the coordinator may know of the transaction, which must then be ended there."""
         self.began: float | None = None
-        """The earliest loop time at which the coordinator may have known about the transaction. The time-out starts
+        """The earliest loop time at which the coordinator may have learned of the transaction. The time-out starts
         then."""
         self.has_expired = False
         """True if the transaction came too close to its time-out, so that the producer aborts it of its own accord."""
@@ -134,7 +134,7 @@ class Transaction:
         answered, or other producers also number batches. With v1, the epoch outlives the transaction, so the next
         transaction needs another epoch."""
         self.commit_is_in_doubt = False
-        """True if the commit was sent and not answered. The same commit may then be sent again, but not an abort."""
+        """True if the commit was sent but not answered. Then the commit may be repeated, but no abort may be sent."""
         self.partitions: dict[TopicPartition, None] = {}
         """Partitions that belong to the transaction."""
         self.written: dict[TopicPartition, None] = {}
@@ -143,12 +143,12 @@ class Transaction:
         """Partitions that this producer wrote to in earlier transactions of its current epoch. The broker remembers
         their sequence numbers until the epoch changes."""
         self.epoch_began_v1 = False
-        """True if the coordinator may know a v1 transaction of the current epoch. The markers of this transaction may
-        not be written yet when the next one begins. If the next transaction used v2 in the same epoch, brokers would
+        """True if the coordinator may know of a v1 transaction in the current epoch. Its markers may not have been
+        written yet when the next transaction begins. If the next transaction used v2 in the same epoch, brokers would
         accept its batches before the markers, which would then end it too. Therefore, v2 is used only from the next
         epoch on (as in Java's TransactionManager)."""
         self.changes_epoch = False
-        """True while the transaction takes a new epoch at its start; nothing may be sent until the epoch arrives."""
+        """True while the transaction is taking a new epoch at its start; nothing may be sent until it arrives."""
         self.exported: dict[TopicPartition, None] = {}
         """Partitions that other producers write to."""
         self.wanted: dict[TopicPartition, None] = {}
@@ -161,7 +161,7 @@ class Transaction:
 
     @property
     def refuses_records(self) -> bool:
-        """True if records that have not been sent will not be sent at all."""
+        """True if records that have not been sent yet will never be sent."""
         return self.state in _LOST
 
     @property
@@ -323,7 +323,7 @@ class Transaction:
     def has_to_join(self) -> bool:
         """True if partitions are waiting to join and the transaction can still accept them.
 
-        The owner has added a participant's partitions; they wait until their leaders have listed no other writer."""
+        The owner has already added a participant's partitions; they wait until their leaders have been checked."""
         return bool(self.wanted) and (self.state in _OPEN or self.state is _S.PARTICIPANT)
 
     def writes_to(self, topic: str, partition: int) -> None:

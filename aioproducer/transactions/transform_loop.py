@@ -1,7 +1,7 @@
-"""The consume-transform-produce loop: each input record has its effect exactly once.
+"""The consume-transform-produce loop: each input record takes effect exactly once.
 
 TransformLoop reads batches from a consumer; a TransformBatch is one transaction with the records that the program
-sends and the consumer's new offsets. `consumers` knows the consumers; nothing here touches a socket."""
+sends and the consumer's new offsets. `consumers` adapts the two kinds of consumers; nothing here touches a socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aioproducer.transactions.state import TransactionState
 from aioproducer.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a batch is attempted again; the pause doubles with each failure."""
+"""The first and the longest pause, in seconds, before a batch is retried; the pause doubles with each failure."""
 
 _OPEN = (
     TransactionState.IN_TRANSACTION,
@@ -36,7 +36,7 @@ _OPEN = (
 
 
 class TransformLoop:
-    """Reads records, sends the program's records and commits the offsets, all in one transaction for each batch.
+    """Reads records, sends the program's records and commits the offsets, all in one transaction per batch.
 
         async with Producer("localhost:9092", transactional_id="billing-1") as producer:
             async with TransformLoop(producer, consumer, ["orders"]) as batches:
@@ -46,18 +46,18 @@ class TransformLoop:
                             await producer.send("invoices", invoice(record.value), key=record.key)
 
     The end of the inner block commits. If the commit fails, the transaction is aborted, the consumer is rewound, and
-    the loop returns the records again, perhaps in other batches; `batch.is_committed` is False after such a block. An
-    exception of your own code also aborts and rewinds, and then leaves the block.
+    the loop returns the records again, possibly in other batches; `batch.is_committed` is False after such a block. An
+    exception raised by your own code also aborts and rewinds, and then leaves the block.
 
     The commit contains the member id and the generation that the consumer had when it read the records (KIP-447).
     So a member that has lost its partitions in a rebalance cannot commit. In a rebalance, aiokafka's consumer keeps its
-    partitions until the batch in progress has ended; confluent-kafka's is not polled before that.
+    partitions until the batch in progress has ended; confluent-kafka's is not polled until then.
 
-    Each newly assigned partition starts at the group's committed offset, read after the transactions that can still
-    change it have ended. If there is none, `auto_offset_reset` of the consumer decides.
+    Each newly assigned partition starts at the group's committed offset, which is read only after the transactions that
+    can still change it have ended. If no offset is committed, the consumer's `auto_offset_reset` decides.
 
     If the producer is fenced, because another process uses its transactional id, the loop ends with
-    ProducerFencedError, and does not take the id back. If a commit is not answered, the loop repeats it to learn its
+    ProducerFencedError, and does not take the id back. If a commit gets no response, the loop repeats it to learn its
     outcome.
     """
 
@@ -74,7 +74,7 @@ class TransformLoop:
         """Describe the loop; `async with` subscribes the consumer.
 
         Args:
-            producer: a started producer with a transactional_id of its own, which nothing else uses meanwhile.
+            producer: a started producer with its own transactional_id, which nothing else uses while the loop runs.
             consumer: aiokafka's AIOKafkaConsumer (started) or confluent-kafka's Consumer. It needs a group id,
                 enable.auto.commit=false, and isolation.level=read_committed if its input is transactional. The loop
                 replaces its subscription.
@@ -113,7 +113,7 @@ class TransformLoop:
         """Set while no batch is open."""
         self._idle.set()
         self._attempts = 0
-        """Failed attempts in a row since `_attempts_since`, which is a number of changes of the assignment."""
+        """Failed attempts in a row since assignment change number `_attempts_since`."""
         self._attempts_since = 0
         self._is_stopping = False
         self._failure: BaseException | None = None
@@ -180,8 +180,8 @@ class TransformLoop:
         self._idle.clear()
 
     async def _end(self, batch: TransformBatch, error: BaseException | None) -> bool:
-        """Commit the batch, or abort it and rewind. Return True if the error of the block must not leave it."""
-        # The error of the block may only say that the transaction has failed, as a failed commit would.
+        """Commit the batch, or abort it and rewind. Return True if the block's error is to be suppressed."""
+        # The block's error may be a mere sign that the transaction has failed, as a failed commit would be.
         is_broken = self._producer._transaction.state is TransactionState.ABORT_REQUIRED
         may_retry = error is None or (is_broken and consists_of_kafka_errors(error))
         failure = error
@@ -204,7 +204,7 @@ class TransformLoop:
             self._attempts += 1
             if self._attempts < self._max_attempts:
                 self._producer._log.warning(
-                    "a batch of a TransformLoop was aborted and is read again (attempt %d of %d): %s",
+                    "a batch of a TransformLoop was aborted and will be read again (attempt %d of %d): %s",
                     self._attempts,
                     self._max_attempts,
                     failure,
@@ -227,7 +227,7 @@ class TransformLoop:
                 unanswered += 1
                 if unanswered >= self._max_attempts:
                     raise
-                producer._log.warning("the commit of a TransformLoop's batch is repeated: %s", error)
+                producer._log.warning("the commit of a TransformLoop's batch is being repeated: %s", error)
         batch.is_committed = True
         self._attempts = 0
         assert self._input is not None
@@ -237,7 +237,7 @@ class TransformLoop:
     async def _undo(self, batch: TransformBatch) -> None:
         """Abort, and rewind the consumer to the first record of each partition of the batch.
 
-        The group's committed offset is in front of this record, and there is no other record between them.
+        The group's committed offset is at or before this record, with no other record between them.
         """
         assert self._input is not None
         try:
@@ -246,7 +246,7 @@ class TransformLoop:
             if batch.changes == self._input.changes:
                 await self._input.seek(batch.starts)
         except BaseException as error:
-            # The loop must not go on: the consumer's next records are behind those of this batch.
+            # The loop must not go on: the consumer's next records come after those of this batch.
             self._failure = error
             raise
 
@@ -259,13 +259,15 @@ class TransformLoop:
             except TransactionTimeoutError as error:
                 if attempt == self._max_attempts:
                     raise
-                self._producer._log.warning("the abort of a TransformLoop's batch is repeated: %s", error)
+                self._producer._log.warning(
+                    "the abort of a TransformLoop's batch is being repeated: %s", error
+                )
 
     def _raise_if_final(self, error: BaseException) -> None:
         """End the loop if this producer epoch cannot be used again.
 
         Raises:
-            TransactionReinitError: the reason, also if `error` is another KafkaError that it has caused.
+            TransactionReinitError: the reason, even if `error` is another KafkaError that it has caused.
         """
         transaction = self._producer._transaction
         if transaction.state not in (TransactionState.REINIT_REQUIRED, TransactionState.OUTCOME_UNKNOWN):
@@ -278,7 +280,7 @@ class TransformLoop:
 
 
 class _PositionsOfLoop(Positions):
-    """Answers the questions of the Input."""
+    """Implements Positions for a TransformLoop."""
 
     def __init__(self, loop: TransformLoop) -> None:
         self._loop = loop
@@ -294,7 +296,7 @@ class _PositionsOfLoop(Positions):
                 if loop._is_stopping:
                     raise
                 loop._producer._log.warning(
-                    "a TransformLoop waits for the committed offsets of group %r: %s", group, error
+                    "a TransformLoop is waiting for the committed offsets of group %r: %s", group, error
                 )
         assert loop._input is not None
         starts = loop._input.starts
@@ -315,16 +317,16 @@ class _PositionsOfLoop(Positions):
 
 
 class TransformBatch:
-    """The records of one transaction: iterate over them inside of `async with batch`."""
+    """The records of one transaction: iterate over them inside `async with batch`."""
 
     def __init__(self, loop: TransformLoop, source: Input, records: Records, *, attempt: int) -> None:
         self.records: Mapping[TopicPartition, Sequence[Any]] = MappingProxyType(records)
         """The consumer's own record objects, by partition, in the order of their offsets."""
         self.attempt = attempt
-        """1 plus the number of attempts that have failed since the last commit and the last rebalance."""
+        """1 plus the number of attempts that have failed since the last commit or rebalance."""
         self.has_begun = False
         self.is_committed = False
-        """True after the transaction was committed."""
+        """True once the transaction has been committed."""
         self.offsets: Mapping[TopicPartition, OffsetAndMetadata] = {
             place: source.position_after(found[-1]) for place, found in records.items()
         }
@@ -344,7 +346,9 @@ class TransformBatch:
 
     async def __aenter__(self) -> Self:
         if self.has_begun:
-            raise IllegalStateError("a batch can be entered only once; the loop returns its records again")
+            raise IllegalStateError(
+                "a batch can be entered only once; if it fails, the loop returns its records again"
+            )
         await self._loop._begin()
         self.has_begun = True
         return self

@@ -27,7 +27,7 @@ async def test_latencies_of_delivered_records_are_ordered_and_a_new_window_is_em
     assert first.endswith(", 2000.0 ms avg latency, 3000.0 ms max latency.")
     assert second.startswith("0 records delivered, 0.0 records/sec")
     assert (total.average, total.p50, total.maximum) == (2000.0, 2000.0, 3000.0)
-    assert "2 records failed, the outcome of 3 is unknown." in total.text()
+    assert "2 records failed; the outcome of 3 is unknown." in total.text()
 
 
 def test_without_records_there_are_no_latencies():

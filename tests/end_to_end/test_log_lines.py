@@ -101,7 +101,7 @@ TOO_LATE = "an event loop that stays blocked, which would outlive the test"
 OF_LOOPS = "a line of a TransformLoop: docs/transform.md, tests/transactions/test_transform_loop.py"
 UNLISTED = {
     "close() failed; the remaining records": A_BUG,
-    "%s ended unexpectedly; the producer closes": A_BUG,
+    "%s ended unexpectedly; the producer is closing": A_BUG,
     "partitions could not join the transaction": A_BUG,
     "%s: handling a response failed": A_BUG,
     "%s: re-authentication failed": A_BUG,
@@ -112,9 +112,9 @@ UNLISTED = {
     "%r did not end within %g s": TOO_LATE,
     "%r could not be closed": TOO_LATE,
     "a batch of a TransformLoop was aborted": OF_LOOPS,
-    "the commit of a TransformLoop's batch is repeated": OF_LOOPS,
-    "the abort of a TransformLoop's batch is repeated": OF_LOOPS,
-    "a TransformLoop waits for the committed offsets": OF_LOOPS,
+    "the commit of a TransformLoop's batch is being repeated": OF_LOOPS,
+    "the abort of a TransformLoop's batch is being repeated": OF_LOOPS,
+    "a TransformLoop is waiting for the committed offsets": OF_LOOPS,
 }
 """The log calls without a row, by the beginning of their text, with the reason."""
 ROOMS_WITHOUT_ROWS = {
@@ -404,7 +404,7 @@ async def play_cluster_id() -> None:
             await producer.partitions_for("another")
 
 
-@scenario("a broker throttles for very long")
+@scenario("a broker throttles for a very long time")
 async def play_long_throttle() -> None:
     async with producing(topics={"orders": 1}, **SLOW) as (cluster, producer):
         cluster.faults.add(PRODUCE, throttle_ms=61_000)

@@ -37,7 +37,7 @@ def log(caplog) -> Log:
 
 def test_the_first_retry_has_its_line_and_the_next_ones_have_none(log):
     log.retry(0.0)
-    assert log.new() == ["t-0: NOT_ENOUGH_REPLICAS: no; the batch is sent again in 0.1 s"]
+    assert log.new() == ["t-0: NOT_ENOUGH_REPLICAS: no; the batch will be sent again in 0.1 s"]
 
     log.retry(PERIOD - 0.1, partition=1)
     assert log.new() == []
@@ -104,7 +104,7 @@ def test_an_error_that_returns_after_a_quiet_time_has_a_first_line_again(log, ac
 
     log.retry(100.0)
 
-    assert log.new() == ["t-0: NOT_ENOUGH_REPLICAS: no; the batch is sent again in 0.1 s"]
+    assert log.new() == ["t-0: NOT_ENOUGH_REPLICAS: no; the batch will be sent again in 0.1 s"]
 
 
 def test_thousands_of_topics_have_a_few_lines_and_one_about_the_others(log):
@@ -113,7 +113,10 @@ def test_thousands_of_topics_have_a_few_lines_and_one_about_the_others(log):
 
     lines = log.new()
     assert len(lines) == MOST_AT_ONCE + 1
-    assert lines[-1] == "batches of more topics are sent again; they are logged in 10 s if that lasts"
+    assert (
+        lines[-1]
+        == "batches for more topics are being sent again; they will be logged in 10 s if this continues"
+    )
 
     log.retry(PERIOD + 1.0, topic="t999")
     assert len(log.new()) == 1, "its count includes the retries that had no line"

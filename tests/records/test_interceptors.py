@@ -89,7 +89,7 @@ def test_an_interceptor_that_fails_leaves_the_record_as_the_previous_ones_return
 
     assert interceptors.on_send(RECORD) == ProducerRecord("t", b"v12")
     assert last.records == [ProducerRecord("t", b"v12")]
-    assert "Broken.on_send raised and is skipped" in caplog.text
+    assert "Broken.on_send raised an exception and is skipped" in caplog.text
 
 
 def test_a_result_reaches_each_interceptor_even_if_others_fail(caplog):
@@ -102,7 +102,7 @@ def test_a_result_reaches_each_interceptor_even_if_others_fail(caplog):
 
     assert first.results == last.results == [error]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Broken.on_acknowledgement raised and is skipped" in caplog.text
+    assert "Broken.on_acknowledgement raised an exception and is skipped" in caplog.text
 
 
 class Cancelled:
@@ -121,7 +121,7 @@ async def test_a_cancellation_that_an_interceptor_raises_itself_only_skips_it(ca
         await until(lambda: "on_acknowledgement raised" in caplog.text)
 
     assert values(cluster) == [b"v"]
-    assert "Cancelled.on_send raised and is skipped" in caplog.text
+    assert "Cancelled.on_send raised an exception and is skipped" in caplog.text
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])

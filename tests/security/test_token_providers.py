@@ -171,7 +171,7 @@ async def test_the_endpoint_must_have_a_trusted_certificate():
     ],
 )
 def test_an_endpoint_that_is_not_https_is_refused(url):
-    with pytest.raises(ConfigError, match="https:// URL without user and password") as caught:
+    with pytest.raises(ConfigError, match="https:// URL without a user name or password") as caught:
         OidcTokenProvider(url, "client", "secret")
 
     assert "password@" not in str(caught.value)

@@ -1147,7 +1147,7 @@ async def test_a_participant_accepts_rows_for_its_own_partitions():
             )
             error = await error_of(receipt, 2)
             assert sorted(error.errors) == [0, 3]
-            assert "was not given to Producer.attach" in str(error.errors[0])
+            assert "was not passed to Producer.attach" in str(error.errors[0])
             assert "needs partitions=, or keys" in str(error.errors[3])
             assert receipt.offsets == {1: [range(1)], 2: [range(1)]}
         await owner.commit_transaction()

@@ -71,7 +71,7 @@ async def test_a_log_that_became_shorter_is_reported_once_with_its_offsets(setti
         [(level, text)] = reports()
         assert level == logging.ERROR
         assert "t-0 up to offset 9" in text
-        assert "the offsets 6 to 9 were truncated" in text
+        assert "so offsets 6 to 9 were truncated" in text
         assert producer.metrics().data_losses == 1
 
 

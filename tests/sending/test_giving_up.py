@@ -246,7 +246,7 @@ class Stage:
     def closed(self, partition):
         """Send a record, and close its batch."""
         delivery = self.bench.send(partition)
-        self.bench.accumulator.complete_first(delivery.batch.queue)
+        self.bench.accumulator.close_first(delivery.batch.queue)
         return delivery
 
     def numbered(self, partition):
@@ -374,7 +374,9 @@ async def test_an_expired_batch_that_was_not_sent_names_the_broker_that_could_no
 
     stage.expire(without_a_leader)
 
-    assert "broker 3 could not accept it (error of 3); nothing was sent" in str(sent_to_a_leader.exception())
+    assert "broker 3 could not accept the batch (error of 3); nothing was sent" in str(
+        sent_to_a_leader.exception()
+    )
     assert "the partition had no leader; nothing was sent" in str(without_a_leader.exception())
 
 

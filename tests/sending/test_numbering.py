@@ -156,7 +156,7 @@ class Stage:
     def send(self, partition: int = 0) -> Delivery:
         """Send a record, and close its batch."""
         delivery = self.bench.send(partition)
-        self.bench.accumulator.complete_first(delivery.batch.queue)
+        self.bench.accumulator.close_first(delivery.batch.queue)
         return delivery
 
     def put_in_flight(self, delivery: Delivery) -> ProducerBatch:

@@ -98,7 +98,7 @@ class Stage:
         batch = deliveries[0].batch
         assert all(delivery.batch is batch for delivery in deliveries)
         queue = batch.queue
-        self.accumulator.complete_first(queue)
+        self.accumulator.close_first(queue)
         self.accumulator.take(queue)
         if self.identity is not None:
             if queue.sequence is None:
@@ -118,7 +118,7 @@ class Stage:
         """Send a record, and close its batch, which then waits to be sent."""
         delivery = self.bench.send(partition)
         batch = delivery.batch
-        self.accumulator.complete_first(batch.queue)
+        self.accumulator.close_first(batch.queue)
         return batch, delivery
 
     def answer(
@@ -405,8 +405,8 @@ async def test_the_log_names_the_first_retry_and_its_error(caplog):
     stage.answer(batch, error_code=Code.NOT_ENOUGH_REPLICAS)
     stage.fail(other, BrokerConnectionError("the connection ended"))
     [by_code, by_class] = log_lines(caplog)
-    assert "orders-0: NOT_ENOUGH_REPLICAS; the batch is sent again in 0.1 s" in by_code
-    assert "orders-1: the connection ended; the batch is sent again in 0.1 s" in by_class
+    assert "orders-0: NOT_ENOUGH_REPLICAS; the batch will be sent again in 0.1 s" in by_code
+    assert "orders-1: the connection ended; the batch will be sent again in 0.1 s" in by_class
 
 
 @pytest.mark.parametrize(
@@ -695,7 +695,7 @@ async def test_the_halves_of_a_batch_have_its_deliveries_in_order():
     stage.sent(1)
     deliveries = [stage.bench.send() for _ in range(3)]
     batch = deliveries[0].batch
-    stage.accumulator.complete_first(batch.queue)
+    stage.accumulator.close_first(batch.queue)
     stage.send_again(batch)
     stage.answer(batch, error_code=Code.RECORD_LIST_TOO_LARGE)
     for offset, part in zip((10, 20), list(batch.queue.batches), strict=True):
@@ -720,7 +720,7 @@ async def test_records_that_the_broker_names_fail_alone_and_the_others_are_sent_
     deliveries = [stage.bench.send() for _ in range(4)]
     batch = deliveries[0].batch
     queue = batch.queue
-    stage.accumulator.complete_first(queue)
+    stage.accumulator.close_first(queue)
     stage.accumulator.take(queue)
     queue.sequence = stage.idempotence.sequence_of(None, UUID(int=TOPIC_ID), 0)
     queue.sequence.adopt(stage.identity)
@@ -763,7 +763,7 @@ async def test_records_that_the_broker_names_are_counted_without_those_that_were
     deliveries = [stage.bench.send() for _ in range(4)]
     batch = deliveries[0].batch
     stage.accumulator.withdraw(deliveries[1], TimeoutError("its own"))
-    stage.accumulator.complete_first(batch.queue)
+    stage.accumulator.close_first(batch.queue)
     stage.accumulator.take(batch.queue)
     batch.queue.sequence = stage.idempotence.sequence_of(None, UUID(int=TOPIC_ID), 0)
     batch.queue.sequence.adopt(stage.identity)

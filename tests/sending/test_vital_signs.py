@@ -223,7 +223,7 @@ async def test_a_record_that_waits_too_long_is_not_healthy():
         await asyncio.sleep(10)
         assert producer.health().ok
         assert producer.health(max_unacked_seconds=9).reason == (
-            "a record has waited for 10 s for its acknowledgement"
+            "a record has been waiting for its acknowledgement for 10 s"
         )
         hold.set()
         await delivery
@@ -367,7 +367,7 @@ async def test_describe_shows_the_last_warnings_of_this_producer():
             await until(lambda: len(producer.describe().warnings) == 3)
 
             lines = [warning["line"] for warning in producer.describe().warnings]
-            assert "Broken.on_batch raised and is switched off" in lines[1]
+            assert "Broken.on_batch raised an exception and is switched off" in lines[1]
             assert "next attempt in" in lines[2]
             assert "secret" not in str(producer.describe())
             assert not [one for one in other.describe().warnings if "acks=0" in one["line"]]

@@ -613,7 +613,7 @@ def test_an_error_names_the_variable(variable, value, problem):
 
 @pytest.mark.parametrize("prefix", ["", None, 5])
 def test_an_empty_prefix_is_refused(prefix):
-    with pytest.raises(ConfigError, match="must be a str that is not empty: the prefix of the variables"):
+    with pytest.raises(ConfigError, match="must be a non-empty str: the prefix of the variables"):
         Producer.from_env(prefix)
 
 

@@ -228,7 +228,7 @@ def test_strimzis_handler_also_reads_the_environment_but_the_line_takes_preceden
         ("oauth__ssl__truststore__type", "has the option oauth.ssl.truststore.type, which must be PEM"),
         (
             "other",
-            "has an unknown option, number 4; OAuthBearerLoginModule takes oauth.client.id, oauth.client.secret",
+            "has an unknown option (number 4); OAuthBearerLoginModule takes oauth.client.id, oauth.client.secret",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_strimzis_token_endpoint_is_https():
         (java(GOOGLE) | {"sasl.client.callback.handler.class": AWS}, "; keep one"),
         (
             java(GOOGLE, jaas(clientId="a")),
-            "has an unknown option, number 1; OAuthBearerLoginModule takes only ext",
+            "has an unknown option (number 1); OAuthBearerLoginModule takes only ext",
         ),
         (
             java(line=jaas(IAM_MODULE, awsRoleSecretAccessKey=CANARY), servers=MSK),

@@ -129,9 +129,7 @@ def test_a_file_is_read_as_in_java(text, expected, tmp_path):
 def test_all_lines_with_a_malformed_escape_are_named(tmp_path):
     path = written(tmp_path, "a=\\u12\nb=1\nc=\\\n  \\uXXXX\nd=\\u00e9\n")
 
-    with pytest.raises(
-        ConfigError, match=r"\\u in the lines 1, 3 must be followed by four hexadecimal digits"
-    ):
+    with pytest.raises(ConfigError, match=r"\\u in lines 1, 3 must be followed by four hexadecimal digits"):
         pairs(path)
 
 

@@ -170,7 +170,7 @@ def test_a_jaas_line_may_contain_client_credentials():
         ({"sasl_jaas_config": jaas("OtherLoginModule")}, "other than PlainLoginModule, ScramLoginModule"),
         (
             {"sasl_jaas_config": jaas("PlainLoginModule", user="x")},
-            "has an unknown option, number 1; PlainLoginModule takes username and password",
+            "has an unknown option (number 1); PlainLoginModule takes username and password",
         ),
         (
             {"sasl_jaas_config": jaas("OAuthBearerLoginModule", unsecuredLoginStringClaim_sub="me")},

@@ -218,7 +218,7 @@ def test_the_guide_has_a_correct_row_for_every_setting():
     [
         (Fate.TRANSLATED, "Translated"),
         (Fate.FIXED, "Accepted if they ask for what is done anyway"),
-        (Fate.NOTED, "Without effect: a warning"),
+        (Fate.NOTED, "Ignored, with a warning"),
         (Fate.REFUSED, "Refused"),
     ],
 )

@@ -249,5 +249,5 @@ def test_a_query_whose_executor_is_killed_is_started_again_and_the_executor_is_n
     assert run.drive(EXECUTOR["F3 acknowledged"], job="supervised") == 0
 
     run.check()
-    assert "attempt 1 of 6 failed; the query is started again" in run.log[0]
+    assert "attempt 1 of 6 failed; the query is being restarted" in run.log[0]
     assert re.search(r"Spark reports: .*(executor \d+ on \S+ was lost|ExecutorLostFailure)", run.log[0])

@@ -110,7 +110,7 @@ def test_the_last_failure_names_the_lost_executor(losses, caplog):
     ):
         foreach_batch({"topic": "t"}, app_id="query", attempts=2)(batch, 7)
 
-    assert f"attempt 1 of 2 of batch 7 failed; retrying: executor lost\nSpark reports: {LOST}" in caplog.text
+    assert f"attempt 1 of 2 for batch 7 failed; retrying: executor lost\nSpark reports: {LOST}" in caplog.text
 
 
 @pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")

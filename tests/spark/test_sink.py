@@ -225,7 +225,7 @@ def test_a_row_for_a_topic_that_is_not_listed_is_rejected(spark, cluster, topic)
     df = numbered(spark, 30).withColumn("topic", F.expr(f"IF(key = '7', 'other', '{topic}')"))
     options = {"delivery": "exactly_once", "transactionalId": topic, "topics": topic}
 
-    with pytest.raises(Exception, match="for topic 'other', and the option topics names only"):
+    with pytest.raises(Exception, match="for topic 'other', but the option topics names only"):
         write(partition_by_key(df, {topic: 3}), cluster.servers, **options)
     assert cluster.committed(topic) == []
 
@@ -373,7 +373,7 @@ def test_the_first_write_of_large_rows_names_the_settings_that_make_them_cheaper
     assert len(lines) == 1
     assert re.search(
         r"the rows of this query would be cheaper with spark\.sql\.execution\.arrow\.maxBytesPerBatch=2097152 "
-        r"\(its largest Arrow batch had 10 MB, .*\) and "
+        r"\(its largest Arrow batch was 10 MB, .*\) and "
         r"spark\.python\.unix\.domain\.socket\.enabled=true, set when the session is created$",
         lines[0],
     )

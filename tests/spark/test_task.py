@@ -337,7 +337,7 @@ def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_detecte
             writer.commit([again, other])
         writer.abort([again, other])
 
-        assert "task 0 found rows of another writer in t-0, and no other task" in str(caught.value)
+        assert "task 0 found another writer's rows in t-0, and no other task" in str(caught.value)
         assert "an executor was lost" in str(caught.value)
         assert "restart the query" in str(caught.value)
         assert "partition_by_key" not in str(caught.value)
@@ -365,7 +365,7 @@ def test_a_nonexistent_partition_is_rejected_without_waiting(cluster):
     options, plan = planned(cluster)
     batch = batch_of(0, 3, partition=pa.array([0, 3, 1], pa.int32()))
 
-    with pytest.raises(SinkError, match=r"for partition 3, and topic t has 3 .*partition_by_key\(df, 3\)"):
+    with pytest.raises(SinkError, match=r"for partition 3, but topic t has 3 .*partition_by_key\(df, 3\)"):
         write(options, plan, [batch])
     assert cluster.records("t") == []
 
@@ -452,7 +452,7 @@ def test_a_later_plan_fences_an_earlier_one(cluster):
     planned(cluster)
 
     with pytest.raises(
-        SinkError, match=r"'tx' was not committed.*another driver has taken this transactionalId"
+        SinkError, match=r"'tx' was not committed.*another driver has taken over this transactionalId"
     ):
         exactly_once.commit(options, None, Version("q", 0), [report])
     assert cluster.committed("t") == []
@@ -592,7 +592,7 @@ def test_a_row_for_another_topic_is_named_with_the_option(cluster, topic):
     options, plan = planned(cluster, **TOPICS)
 
     with pytest.raises(
-        SinkError, match=f"row 4 of task 1 is for topic {topic!r}, and the option topics names only t, u"
+        SinkError, match=f"row 4 of task 1 is for topic {topic!r}, but the option topics names only t, u"
     ):
         write(options, plan, [rows_for(["t", "u", "t"]), rows_for(["u", topic])], task_id=1)
     assert cluster.records("t") == []
@@ -602,7 +602,7 @@ def test_a_partition_that_one_of_several_topics_lacks_is_rejected(cluster):
     options, plan = planned(cluster, **TOPICS)
 
     write(options, plan, [rows_for(["t"], partition=2)])
-    with pytest.raises(SinkError, match=r"partition 1, and topic u has 1 .*by_key\(df, \{'t': 3, 'u': 1\}\)"):
+    with pytest.raises(SinkError, match=r"partition 1, but topic u has 1 .*by_key\(df, \{'t': 3, 'u': 1\}\)"):
         write(options, plan, [rows_for(["t", "u"], partition=1)], task_id=1)
 
 

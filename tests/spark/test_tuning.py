@@ -20,7 +20,7 @@ def no_query_was_seen(monkeypatch):
 def test_arrow_batches_that_are_too_large_are_worth_advice():
     told = advice([LARGE, SMALL])
 
-    assert f"{BYTES}=2097152 (its largest Arrow batch had 10 MB" in told
+    assert f"{BYTES}=2097152 (its largest Arrow batch was 10 MB" in told
     assert UNIX_SOCKET not in told
 
 

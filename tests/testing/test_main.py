@@ -173,15 +173,15 @@ async def test_the_command_names_a_port_that_is_in_use_and_what_to_do():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--brokers", "0"], "argument --brokers: '0' is not a number of 1 or more"),
-        (["--brokers", "three"], "argument --brokers: 'three' is not a number of 1 or more"),
+        (["--brokers", "0"], "argument --brokers: '0' is not a positive integer"),
+        (["--brokers", "three"], "argument --brokers: 'three' is not a positive integer"),
         (["--port", "65536"], "argument --port: '65536' is not a port"),
         (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 needs ports up to 65536"),
         (["--versions", "9.9"], "versions='9.9' is not one of 0.11"),
         (["--topic", "a/b:1"], "topic 'a/b' can't be created: a name has"),
-        (["--topic", "a:0"], "argument --topic: '0' is not a number of 1 or more"),
+        (["--topic", "a:0"], "argument --topic: '0' is not a positive integer"),
         (["--topic", "a:1", "--topic", "a:2"], "--topic a is given twice"),
-        (["--partitions", "-1"], "argument --partitions: '-1' is not a number of 1 or more"),
+        (["--partitions", "-1"], "argument --partitions: '-1' is not a positive integer"),
         (["--broker", "1", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )

@@ -821,7 +821,7 @@ async def test_an_abort_that_fails_does_not_hide_the_exception_of_the_block(vers
                 await producer.send_and_wait("t", b"1")
                 cluster.faults.add(END_TXN, drop_before=True, count=10_000)
                 raise ZeroDivisionError
-        assert "the brokers abort it after its time-out" in caplog.text
+        assert "the brokers will abort it after its time-out" in caplog.text
 
 
 async def test_a_block_may_end_its_transaction_itself(version):

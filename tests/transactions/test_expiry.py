@@ -165,7 +165,7 @@ async def test_an_unanswered_abort_of_the_producer_is_repeated_by_the_users_abor
         cluster.faults.add(END_TXN, drop_before=True, count=10_000)
         with caplog.at_level(logging.WARNING):
             producer._coordinator.expiry.watch(FAR_OFF)
-            await until(lambda: "was not aborted yet" in caplog.text)
+            await until(lambda: "has not been aborted yet" in caplog.text)
         with pytest.raises(TransactionTimeoutError):
             await producer.abort_transaction()
         cluster.faults.clear()
@@ -268,7 +268,7 @@ async def test_an_abort_for_the_timeout_is_logged_once_with_its_reason(caplog):
             begun.coordinator.expiry.watch(now)
 
     [message] = caplog.messages
-    assert "the transaction of 'tx' is aborted: it was open for 8.1 s" in message
+    assert "the transaction of 'tx' is being aborted: it was open for 8.1 s" in message
     await begun.coordinator.ended()
 
 

@@ -98,7 +98,7 @@ async def test_a_partition_is_exported_once_in_a_transaction(version):
         for _ in range(2):
             async with owner.transaction() as transaction:
                 await transaction.export([PLACES[0]])
-                with pytest.raises(IllegalStateError, match="each partition has one writer"):
+                with pytest.raises(IllegalStateError, match="each partition can have only one writer"):
                     await transaction.export([PLACES[0]])
                 await owner.send("t", b"1", partition=1)
 

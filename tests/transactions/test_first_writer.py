@@ -133,7 +133,7 @@ async def test_a_leader_that_does_not_answer_yet_is_asked_again(version):
             "leader of t-0 did not list its writers .*NOT_LEADER_OR_FOLLOWER",
         ),
         ({"error": ErrorCode.TOPIC_AUTHORIZATION_FAILED}, "TOPIC_AUTHORIZATION_FAILED"),
-        ({"versions": VersionRange(1, 1)}, r"log_append_time=True needs Kafka 2\.8"),
+        ({"versions": VersionRange(1, 1)}, r"log_append_time=True requires Kafka 2\.8"),
     ],
 )
 async def test_without_an_answer_nothing_is_written(version, fault, text):

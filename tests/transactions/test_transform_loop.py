@@ -216,7 +216,7 @@ async def test_a_commit_without_an_answer_is_repeated_until_its_outcome_is_known
             await copy(batch, producer)
             await producer.flush()
             cluster.faults.add(ApiKey.END_TXN, drop_after_append=True, count=10**6)
-            repeated = asyncio.create_task(until(lambda: "is repeated" in caplog.text, WAIT))
+            repeated = asyncio.create_task(until(lambda: "is being repeated" in caplog.text, WAIT))
             repeated.add_done_callback(lambda _: cluster.faults.clear())
         await repeated
 

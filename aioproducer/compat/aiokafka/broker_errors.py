@@ -1,4 +1,4 @@
-"""The classes of aiokafka.errors that have one of Kafka's error codes, as a table, and the base of all classes.
+"""The classes of aiokafka.errors that have a Kafka error code, a table of them, and the base of all classes.
 
 Users import these names from errors.py."""
 

@@ -6,7 +6,7 @@ An error that the compat producer raises is an aioproducer error, with its field
 of the classes that aiokafka's producer would have raised in the same situation; translation.py decides which. Errors
 that concern only consumers or administration can be imported, but are never raised.
 
-broker_errors.py defines the classes with an error code, this module all others.
+broker_errors.py defines the classes with an error code; this module defines all others.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class AIOKafkaProducer:
         Raises:
             ProducerFenced: another producer uses the transactional id.
             IllegalOperation: no transaction is open.
-            KafkaError: a record failed; this error is also an instance of the class that the record's error has. Call
+            KafkaError: a record failed; this error is also an instance of the class of the record's error. Call
                 abort_transaction().
         """
         with aiokafka_errors:

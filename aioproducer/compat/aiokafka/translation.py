@@ -43,7 +43,7 @@ _NAMES: dict[type[ours.KafkaError], tuple[type[Exception], ...]] = {
     ours.ProtocolError: (theirs.KafkaProtocolError,),
     ours.UnsupportedVersionError: (theirs.UnsupportedVersionError, theirs.IncompatibleBrokerVersion),
 }
-"""aiokafka's classes for each of our classes and its subclasses, except subclasses with an entry of their own.
+"""aiokafka's classes for each of our classes and its subclasses, except subclasses with their own entry.
 
 A delivery that timed out is not a KafkaTimeoutError: aiokafka raises that error only for records that were not
 buffered, so code that catches it may send the record again without the risk of a duplicate."""
@@ -57,7 +57,7 @@ _NOT_BYTES = frozenset({"value", "key", "headers"})
 class AiokafkaErrors:
     """A context manager that translates the errors that leave its block.
 
-    A serializer's exception leaves the block as it was raised, as in aiokafka."""
+    A serializer's exception leaves the block unchanged, as in aiokafka."""
 
     def __enter__(self) -> None:
         pass
@@ -146,7 +146,7 @@ class _Translated(ours.KafkaError):
 
 
 _CLASSES: dict[tuple[type[Exception], ...], type[ours.KafkaError]] = {}
-"""The classes that were created so far, keyed by the classes that they inherit from."""
+"""The classes that have been created so far, keyed by the classes that they inherit from."""
 
 
 def _class_of(kind: type[ours.KafkaError], names: tuple[type[Exception], ...]) -> type[ours.KafkaError]:

@@ -98,7 +98,7 @@ async def _ask(port: int, request: Message, answer_type: type[R], version: int, 
         async with asyncio.timeout(timeout):
             answer = await _exchange(port, frame)
     except TimeoutError as error:
-        raise ApacheKafkaError(f"the broker at port {port} did not answer in {timeout:g} s") from error
+        raise ApacheKafkaError(f"the broker on port {port} did not answer within {timeout:g} s") from error
     return decode_response(answer_type, version, answer, 1)
 
 

@@ -26,8 +26,8 @@ _LINES_WITHOUT_ERRORS = 30
 class PortReservation:
     """Ports on 127.0.0.1 that are reserved for the brokers until `release()`, even while a broker is down.
 
-    On Linux, two sockets can share a port if both allow it and neither listens yet. A bound socket therefore keeps the
-    system from assigning its port to another program, or to a client (which could then connect to itself), but the
+    On Linux, two sockets can share a port if both allow it and neither is listening yet. A bound socket therefore keeps
+    the system from assigning its port to another program, or to a client (which could then connect to itself), but the
     broker can still listen on the port. On other systems, ports are reserved only until the brokers start.
     """
 
@@ -42,7 +42,7 @@ class PortReservation:
             holder.bind((HOST, port))
         except OSError as error:
             holder.close()
-            raise OSError(error.errno, f"port {port} of {HOST} is not free") from error
+            raise OSError(error.errno, f"port {port} on {HOST} is not available") from error
         self._sockets.append(holder)
         return int(holder.getsockname()[1])
 
@@ -182,7 +182,7 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 def controller_count(brokers: int) -> int:
     """Return the number of brokers that are also controllers.
 
-    The number is odd, because an even number of controllers tolerates no more failures than one controller fewer.
+    The number is odd, because an even number of controllers tolerates no more failures than one fewer would.
     """
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1
@@ -194,7 +194,7 @@ def _shared_settings(brokers: int) -> dict[str, Setting]:
         "inter.broker.listener.name": INTERNAL,
         "controller.listener.names": CONTROLLER,
         "default.replication.factor": replicas,
-        # The internal topics are small: creating 50 partitions for each, Kafka's default, takes seconds on a laptop.
+        # The internal topics are kept small: creating Kafka's default of 50 partitions each takes seconds on a laptop.
         "offsets.topic.replication.factor": replicas,
         "offsets.topic.num.partitions": 4,
         "transaction.state.log.replication.factor": replicas,

@@ -1,4 +1,4 @@
-"""The requirements of a server in Java: a Java runtime, and the server's files, which are fetched once into a cache.
+"""The requirements of a Java server: a Java runtime, and the server's files, which are fetched once into a cache.
 
 ApacheKafka and SchemaRegistry use this module. Run as a script, this file fetches the files of one version with jgo. A
 separate process does this because it can be killed at any time, and keeps jgo's imports and warnings out of the tests.
@@ -59,7 +59,7 @@ class ApacheKafkaMissingError(ApacheKafkaError):
 
 @dataclass(frozen=True)
 class JavaServer:
-    """A kind of server: the class that starts it, its errors, and the Java that it needs."""
+    """A kind of server: the class that starts it, its errors, and the oldest Java version that can run it."""
 
     name: str
     oldest_java: int
@@ -82,7 +82,7 @@ class Download:
     directory: str
     """The name of the directory in the cache."""
     title: str
-    """The server's name and version, for people."""
+    """The server's name and version, for messages."""
     contents: str
     """"jars" or "files"."""
     size: str
@@ -314,7 +314,7 @@ def fetch_apicurio(version: str, target: Path) -> None:
 
     component = MavenContext().project("io.apicurio", "apicurio-registry-app").at_version(version)
     with tarfile.open(component.artifact(classifier="all", packaging="tar.gz").resolve()) as archive:
-        # The filter rejects paths outside of `target`. Python has it since 3.11.4.
+        # The filter rejects paths outside of `target`. Python has had it since 3.11.4.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(target)
 

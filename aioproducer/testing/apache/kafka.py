@@ -65,7 +65,7 @@ class ApacheKafka:
 
     Args:
         brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also controllers: while
-            more than half of these are up, new leaders are elected.
+            more than half of these are up, new leaders can be elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
         config: Broker settings under Kafka's names, for all brokers. They take precedence over the generated ones.
         listeners: The listeners that clients connect to: a mapping of names to settings, e.g.

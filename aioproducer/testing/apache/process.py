@@ -95,7 +95,7 @@ class ChildProcesses:
     def pause(self, process: subprocess.Popen[bytes]) -> None:
         """Pause `process` (SIGSTOP), and return when all its threads have stopped, or if it has ended.
 
-        Without `os.waitid` (macOS before Python 3.13), its threads may run on for some milliseconds.
+        Without `os.waitid` (macOS before Python 3.13), its threads may keep running for a few milliseconds.
         """
         process.send_signal(signal.SIGSTOP)
         if process.returncode is None and hasattr(os, "waitid"):

@@ -18,7 +18,7 @@ class Resources:
     """Resources held from start to stop. Releasing them awaits nothing, so a cancellation can't interrupt it."""
 
     def __init__(self, chosen_directory: Path | None, owner: str = "Kafka") -> None:
-        """Create the directory and start the watchdog; `owner` is the server's name, for people."""
+        """Create the directory and start the watchdog; `owner` is the server's name, for messages."""
         self._owner = owner
         self._is_temporary = chosen_directory is None
         prefix = f"aioproducer-{owner.lower()}-"

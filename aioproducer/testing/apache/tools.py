@@ -32,7 +32,7 @@ async def run_tool(
     finally:
         held.children.kill(process)  # has no effect if it has ended
     if exit_code != 0:
-        how = f"did not end in {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
+        how = f"did not end within {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
         # Show 100 lines, because a tool prints its long usage text after the error.
         raise ApacheKafkaError(f"{main_class} {how}:\n{tail(output)}\n{tail(errors, lines=100)}")
     printed = output.read_text("utf-8", errors="replace")

@@ -71,7 +71,7 @@ class Denial(NamedTuple):
 
 
 class Authorizer:
-    """The authorization rules of a cluster. A change applies from the next request on."""
+    """The authorization rules of a cluster. A change takes effect with the next request."""
 
     def __init__(self) -> None:
         self._denials: list[Denial] = []
@@ -102,7 +102,7 @@ class Authorizer:
             The rule; pass it to `withdraw` to remove it.
 
         Raises:
-            ValueError: no resource or more than one is named, or the principal lacks a type prefix such as "User:".
+            ValueError: no resource is named, or more than one, or the principal lacks a type prefix such as "User:".
         """
         named = {
             ResourceType.TOPIC: topic,
@@ -163,9 +163,9 @@ def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
 def added_partition_refusals(
     context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Return the errors for an AddPartitionsToTxn request; if one partition can't be added, none is.
+    """Return the errors for an AddPartitionsToTxn request; if any partition can't be added, none are.
 
-    Partitions that can't be added get TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION, the others
+    Partitions that can't be added get TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION; the others get
     OPERATION_NOT_ATTEMPTED. The result is empty if all partitions can be added.
     """
     found: dict[tuple[str, int], ErrorCode] = {}

@@ -109,5 +109,5 @@ def encode_batch(
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a number as a zigzag varint; numbers close to 0 are short, even if they are negative."""
+    """Append a number as a zigzag varint; numbers close to 0 take few bytes, even if they are negative."""
     write_uvarint(out, (value << 1) ^ (value >> 63))

@@ -1,4 +1,4 @@
-"""One broker: a listening socket, and for each connection a task that serves its requests one after another.
+"""One broker: a listening socket, and a task per connection that serves its requests one after another.
 
 A request is read only after the response to the previous one has been sent, so pipelined requests are served in order.
 EmbeddedCluster owns the brokers. The handlers process the requests; this module manages the connections.
@@ -47,11 +47,11 @@ SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
 """The maximum size of a request in bytes: Kafka's default."""
 
 _READ_LIMIT = 1024 * 1024  # bytes to read ahead of the current request
-_ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent request used
+_ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent request has used
 
 
 class BrokerState(Enum):
-    """The states of a broker. Metadata lists brokers that are running, or frozen and not fenced."""
+    """The states of a broker. Metadata lists brokers that are running, or frozen but not fenced."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -127,14 +127,14 @@ class EmbeddedBroker:
         return RuntimeError(f"broker {self.node_id} is {self._state.value}, so it can't become {to.value}")
 
     async def start(self) -> None:
-        """Start listening. After a stop, the broker uses its old port again. Raises OSError if the port is in use."""
+        """Start listening. After a stop, the broker reuses its old port. Raises OSError if the port is in use."""
         if self._state is BrokerState.STOPPED:
             await self.wait_stopped()
         self._move(BrokerState.STARTING)
         self._thawed = asyncio.Event()  # The event loop may have changed since the last start.
         self._thawed.set()
         try:
-            # Create and serve in two steps: if start_server() were cancelled while it begins to serve, it would leak
+            # Create and serve in two steps: if start_server() were cancelled while starting to serve, it would leak
             # its socket.
             await asyncio.sleep(0)  # start_server() does not yield to the loop if it is given a socket
             self._listener = listener.listen(asyncio.get_running_loop(), self.host, self.port)
@@ -216,7 +216,7 @@ class EmbeddedBroker:
         await self._thawed.wait()
 
     def thaw(self) -> None:
-        """Continue to serve the connections after `freeze`."""
+        """Resume serving the connections after `freeze`."""
         if not self.is_frozen:
             raise self._impossible(BrokerState.RUNNING)
         self._move(BrokerState.RUNNING)
@@ -264,11 +264,11 @@ class EmbeddedBroker:
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             pass  # The client has closed the connection, or TLS has failed.
         except CloseConnection as reason:
-            logger.debug("broker %d closes a connection: %s", self.node_id, reason)
+            logger.debug("broker %d is closing a connection: %s", self.node_id, reason)
         except (ProtocolError, UnsupportedVersionError) as error:
-            logger.warning("broker %d closes a connection: %s", self.node_id, error)
+            logger.warning("broker %d is closing a connection: %s", self.node_id, error)
         except ImpossibleFaultError as error:
-            logger.error("broker %d closes a connection: %s", self.node_id, error)
+            logger.error("broker %d is closing a connection: %s", self.node_id, error)
             self._cluster.failures.append(error)
         except Exception as error:
             logger.exception("broker %d: a bug in the embedded broker", self.node_id)

@@ -46,7 +46,7 @@ class AuthenticationRefused(Exception):
 
 
 class Security:
-    """Authentication settings. They can be changed while the cluster runs; new connections use the new values."""
+    """Authentication settings. They can be changed while the cluster is running; new connections use the new values."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Security:
         Args:
             tls: The server's SSL context; None for a listener without TLS. A context that requires client certificates
                 enables mTLS.
-            mechanisms: The enabled SASL mechanisms, out of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI;
+            mechanisms: The enabled SASL mechanisms: any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER and GSSAPI;
                 empty to disable SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each delegation token, by token id (KIP-48).
-            keytab: The keytab of the brokers, for GSSAPI. It requires the gssapi package.
+            keytab: The keytab of the brokers, for GSSAPI (which requires the gssapi package).
             session_lifetime: Seconds within which a connection must re-authenticate (KIP-368); 0: no limit. If there is
                 a limit, a session also ends when its OAUTHBEARER token expires.
             session_slack: Extra seconds before a connection is closed, for tests on slow machines.
@@ -147,7 +147,7 @@ class SecuredSession(Session):
     answers: int = 0
     began_at: float = float("-inf")
     ends_at: float = float("inf")
-    """The loop time at which the session ends; infinite if it does not end."""
+    """The loop time at which the session ends; infinite if it never ends."""
 
 
 async def sasl_handshake(context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:

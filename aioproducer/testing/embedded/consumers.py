@@ -177,7 +177,7 @@ def _offset_at(partition: Partition, timestamp: int, before: int) -> tuple[int, 
 async def describe_producers(
     context: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    """Handle DescribeProducers: the state of the producers that each log remembers, also of ended transactions."""
+    """Handle DescribeProducers: the state of the producers that each log remembers, even if no transaction is open."""
     response = DescribeProducersResponse()
     for topic in request.topics:
         answers = []

@@ -35,7 +35,7 @@ _LZ4_BLOCK_INDEPENDENCE = 0x20
 _LZ4_CONTENT_CHECKSUM = 0x04
 _LZ4_STORED = 1 << 31
 _LZ4_MOST = 255
-"""The maximum number of bytes to which one compressed byte unpacks."""
+"""The maximum number of bytes that one compressed byte can unpack to."""
 
 _Unpack: TypeAlias = Callable[[memoryview, int], bytes]
 
@@ -94,7 +94,7 @@ def _snappy(payload: memoryview, max_size: int) -> bytes:
         # librdkafka writes snappy without xerial framing; the Java reader accepts both formats.
         return _snappy_block(payload, max_size)
     if len(payload) < len(XERIAL_HEADER):
-        raise ProtocolError("cut off in xerial's header")
+        raise ProtocolError("cut off in the xerial header")
     oldest_reader = int.from_bytes(payload[12:16], "big", signed=True)
     if oldest_reader > 1:
         raise ProtocolError(
@@ -171,7 +171,7 @@ def _zstd_frame(payload: Bytes, max_size: int) -> tuple[bytes, bytes]:
     """Unpack the first frame; return its data and the bytes after it."""
     if zstd is None:
         raise ProtocolError(
-            "this Python was built without libzstd, which the embedded broker needs to read it"
+            "this Python was built without libzstd, which the embedded broker needs to read zstd"
         )
     try:
         claimed = zstd.get_frame_info(payload).decompressed_size  # None in Java's frames

@@ -6,7 +6,7 @@
         assert len(cluster.records("flights")) == 1000
 
 EmbeddedCluster holds the state that all brokers share (topics, leaders, producer ids). EmbeddedBroker has the sockets
-of one broker, and Inspection has the methods with which tests inspect the cluster.
+of one broker, and Inspection has the methods that tests use to inspect the cluster.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class EmbeddedCluster(Inspection):
         """Describe a cluster; `start()` or `async with` starts it.
 
         Args:
-            brokers: The number of brokers; their node ids count from 0.
+            brokers: The number of brokers; their node ids start at 0.
             port: The first broker's port; the others use the ports after it. 0 lets the system choose each port.
             topics: Topics to create at the first start, with their numbers of partitions.
             auto_create: Whether to create a missing topic when a client requests its metadata and allows its creation.
@@ -142,7 +142,7 @@ class EmbeddedCluster(Inspection):
         """The members of consumer groups, and the offsets that they have committed."""
         self.cluster_id = urlsafe_b64encode(self.new_uuid().bytes).decode().rstrip("=")
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
         """Start all brokers and create the topics.
@@ -176,7 +176,7 @@ class EmbeddedCluster(Inspection):
     async def stop(self) -> None:
         """Stop all brokers. No task or socket remains. The logs can still be read, and `start` continues with them.
 
-        If the call is cancelled, the brokers still stop; the cancellation is raised afterwards."""
+        If the call is cancelled, the brokers still stop; CancelledError is raised afterwards."""
         for restart in self._restarts:
             restart.cancel()
         self.transactions.halt()
@@ -283,8 +283,8 @@ class EmbeddedCluster(Inspection):
         Args:
             node: The broker's node id.
             fenced_after: If None, the controller does not notice: the broker stays leader and its replicas count as up
-                to date, so the other brokers' partitions remain available. If a number, its replicas stop fetching, so
-                acks=all waits for them. After that many seconds (broker.session.timeout.ms), the controller fences the
+                to date, so the other brokers' partitions remain available. Otherwise, its replicas stop fetching, so
+                acks=all waits for them. After this many seconds (broker.session.timeout.ms), the controller fences the
                 broker: it leaves the ISRs, and its partitions get other leaders. When it thaws, it rejoins the ISRs.
         """
         self.broker(node).freeze()
@@ -298,7 +298,7 @@ class EmbeddedCluster(Inspection):
         self._replace(node)
 
     def _replace(self, node: int) -> None:
-        """Act as the controller: make the partitions that the broker led or followed continue without it."""
+        """Act as the controller: let the partitions that have a replica on the broker continue without it."""
         alive = {other.node_id for other in self.alive()}
         for partition in self._partitions():
             partition.broker_stopped(node, alive)
@@ -335,7 +335,7 @@ class EmbeddedCluster(Inspection):
             name: The topic name; Kafka's rules apply.
             partitions: The number of partitions; None: the cluster's default.
             replication_factor: The number of replicas of each partition; None: the cluster's default.
-            config: Topic settings by Kafka's names, such as max.message.bytes or min.insync.replicas.
+            config: Topic settings under Kafka's names, such as max.message.bytes or min.insync.replicas.
 
         Raises:
             ValueError: the topic exists, its name collides with another topic's, or its name, a number or its
@@ -344,10 +344,10 @@ class EmbeddedCluster(Inspection):
         count = self.default_partitions if partitions is None else partitions
         replicas = self.default_replication_factor if replication_factor is None else replication_factor
         if name in self.topics:
-            raise ValueError(f"topic {name} exists")
+            raise ValueError(f"topic {name} already exists")
         if not is_valid_name(name):
             raise ValueError(
-                f"topic {name!r} can't be created: a name has 1 to 249 characters of a-z, A-Z, 0-9, '.', '_', '-'"
+                f"topic {name!r} can't be created: a name has 1 to 249 characters from a-z, A-Z, 0-9, '.', '_', '-'"
             )
         if (other := self.colliding_topic(name)) is not None:
             raise ValueError(f"topic {name!r} can't be created: it collides with topic {other!r}")
@@ -370,7 +370,7 @@ class EmbeddedCluster(Inspection):
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with all its records. A new topic with the same name has another id.
+        """Delete a topic with all its records. A new topic with the same name gets a different id.
 
         Raises:
             KeyError: the topic does not exist.
@@ -413,7 +413,7 @@ class EmbeddedCluster(Inspection):
         if to_node not in moved.replicas:
             raise ValueError(
                 f"broker {to_node} can't lead {topic}-{partition}: it has no replica of the partition; "
-                f"its replicas are on {_listed(moved.replicas)}"
+                f"the replicas are on {_listed(moved.replicas)}"
             )
         if state is BrokerState.STOPPED:
             raise ValueError(
@@ -423,7 +423,7 @@ class EmbeddedCluster(Inspection):
         moved.move_leader(to_node)
 
     def hold_replication(self, topic: str, partition: int) -> None:
-        """Stop the followers from fetching: while one is in the ISR, acks=all waits and consumers see nothing new."""
+        """Stop the followers from fetching: while any is in the ISR, acks=all waits and consumers see nothing new."""
         self.partition(topic, partition).hold_replication()
 
     def release_replication(self, topic: str, partition: int) -> None:
@@ -452,7 +452,7 @@ class EmbeddedCluster(Inspection):
             client_id: The client id; None limits each client id that has no quota of its own.
             producer_byte_rate: Bytes of Produce requests per second; None: no limit.
             request_percentage: The share of a request thread's time, in percent. A fault's `delay` counts as work; the
-                time for which a request waits does not. None: no limit.
+                time that a request spends waiting does not. None: no limit.
 
         Raises:
             ValueError: a limit is not above 0.
@@ -478,7 +478,7 @@ class EmbeddedCluster(Inspection):
         return next((other for other in self.topics if other.replace(".", "_") == unified), None)
 
     def coordinator(self, key: str, *, of_transactions: bool = False) -> Node | None:
-        """Return the broker that coordinates a group or a transactional id; None if it has no coordinator now."""
+        """Return the broker that coordinates a group or a transactional id; None if it currently has no coordinator."""
         node = self.transactions.node(key) if of_transactions else self.groups.node(key)
         return None if node == NO_LEADER else self.broker(node).node
 
@@ -495,7 +495,7 @@ class EmbeddedCluster(Inspection):
         return [partition for topic in self.topics.values() for partition in topic.partitions]
 
     def _replicas(self, index: int, count: int) -> list[int]:
-        """Distribute replicas: leaders rotate through the brokers, followers are the brokers after the leader."""
+        """Distribute replicas: leaders rotate through the brokers, and the next brokers are the followers."""
         return [(index + step) % len(self._brokers) for step in range(count)]
 
     def new_uuid(self) -> UUID:

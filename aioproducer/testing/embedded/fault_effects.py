@@ -1,7 +1,7 @@
 """The effects of scripted faults on brokers, on connections and on the sending of responses.
 
 EmbeddedBroker calls these functions for the faults that FaultScript found for a request. Scripted errors and omitted
-partitions are handled by the handlers instead.
+partitions are left to the handlers.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
     """
     ends = [fault.truncate for fault in faults if fault.truncate is not None]
     trickle = next((fault for fault in faults if fault.trickle is not None), None)
-    # After a connection is lost, asyncio's `writelines` (3.12.0 to 3.13.0 at least) adds the closed socket to the
-    # selector. The next connection with the same number is then not served. `write` does not have this defect.
+    # After a connection is lost, asyncio's `writelines` (at least in 3.12.0 to 3.13.0) adds the closed socket to the
+    # selector. The next connection with that descriptor is then not served. `write` does not have this defect.
     data = b"".join(segments)[: min(ends, default=None)]
     size = len(data) if trickle is None or trickle.trickle is None else trickle.trickle
     for start in range(0, len(data), max(size, 1)):

@@ -49,7 +49,7 @@ class Fault:
     down_for: float | None
     freeze_for: float | None
     skip: int
-    """The number of matching requests that will still pass unaffected."""
+    """The number of further matching requests that will pass unaffected."""
     hits: int = 0
     """The number of requests that have met this fault so far."""
     _hit: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -151,31 +151,31 @@ class FaultScript:
             delay: Seconds between serving the request and answering it. In the meantime, nothing else is read from
                 the connection. A quota with `request_percentage` counts this time as work.
             hold: Like `delay`, but until this event is set.
-            truncate: Send only that many bytes of the response, then close the connection.
+            truncate: Send only this many bytes of the response, then close the connection.
             wrong_correlation_id: Send a response whose correlation id does not match the request.
             omit_partitions: Leave the affected partitions or topics out of the response.
             throttle_ms: Respond with this throttle time, then read nothing from the connection for that long.
-            trickle: Send the response in pieces of that many bytes.
+            trickle: Send the response in pieces of this many bytes.
             trickle_pause: Seconds between these pieces.
             move_leader_to: Make this broker the leader of the affected partitions, in a new leader epoch. If it is
                 stopped or has no replica when a request meets the fault, the request's connection is closed and
                 an `ImpossibleFaultError` is added to `EmbeddedCluster.failures`.
-            down_for: The broker that has read the request goes down as in a crash and comes back after that
-                many seconds; with math.inf, it stays down until `EmbeddedCluster.start_broker`.
-            freeze_for: The broker that has read the request freezes for that many seconds; with math.inf, until
-                `EmbeddedCluster.thaw_broker`.
+            down_for: The broker that has read the request goes down as in a crash and comes back after this
+                many seconds; with math.inf, it stays down until `EmbeddedCluster.start_broker` is called.
+            freeze_for: The broker that has read the request freezes for this many seconds; with math.inf, until
+                `EmbeddedCluster.thaw_broker` is called.
             node: Only requests to this broker.
             topic: Only requests for this topic; other topics in the same request are served.
             partition: Only this partition; other partitions in the same request are served.
-            skip: Let that many matching requests pass first. With skip=2, the third one fails.
+            skip: Let this many matching requests pass first. With skip=2, the third one fails.
             count: The number of requests that fail.
 
         Returns:
             The fault; its `hits` and `reached()` show its progress.
 
         Raises:
-            ValueError: the fault does nothing, a number is invalid, two arguments exclude each other, or a broker does
-                not exist.
+            ValueError: the fault does nothing, a number is invalid, two arguments are mutually exclusive, or a broker
+                does not exist.
         """
         fault = Fault(
             api_key=ApiKey(api_key),
@@ -251,7 +251,7 @@ def _check(fault: Fault) -> None:
         )
     if fault.drop_before and (fault.drop_after_append or fault.after_append):
         raise ValueError(
-            "drop_before does not serve the request, so it excludes drop_after_append and after_append"
+            "drop_before does not serve the request, so drop_after_append and after_append can't be set"
         )
     for name, lowest in _LOWEST.items():
         value = getattr(fault, name)

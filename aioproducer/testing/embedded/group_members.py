@@ -26,9 +26,9 @@ class GroupState(Enum):
 
     EMPTY = "empty"
     PREPARING_REBALANCE = "preparing a rebalance"
-    """Members join; each request waits for the others."""
+    """Members are joining; each request waits for the others."""
     COMPLETING_REBALANCE = "completing a rebalance"
-    """The members have a new generation, and wait for the leader's assignment."""
+    """The members have a new generation, and are waiting for the leader's assignment."""
     STABLE = "stable"
 
 
@@ -49,7 +49,7 @@ class MemberIdRequired(TransactionRefused):
 
 
 class Joining(NamedTuple):
-    """A member's wish to join."""
+    """A member's request to join."""
 
     member_id: str
     instance_id: str | None
@@ -91,9 +91,9 @@ class Member:
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
     joining: asyncio.Future[Joined] | None = None
-    """The JoinGroup request that waits for the other members."""
+    """The JoinGroup request that is waiting for the other members."""
     syncing: asyncio.Future[bytes] | None = None
-    """The SyncGroup request that waits for the leader's assignment."""
+    """The SyncGroup request that is waiting for the leader's assignment."""
     has_synced: bool = True
     session: asyncio.TimerHandle | None = None
 
@@ -108,7 +108,8 @@ class ClassicGroup:
 
         Args:
             new_member_id: A function that returns a new member id that starts with its argument.
-            is_served: A function that returns False while no coordinator can receive heartbeats; sessions then last.
+            is_served: A function that returns False while no coordinator can receive heartbeats; during that time,
+                sessions do not expire.
         """
         self.state = GroupState.EMPTY
         self.generation = 0
@@ -118,9 +119,9 @@ class ClassicGroup:
         self._protocol_name = ""
         self._new_member_id = new_member_id
         self._is_served = is_served
-        # Member ids that were given out and not used yet, with the timers that withdraw them.
+        # Member ids that have been given out but not used yet, with the timers that withdraw them.
         self._pending: dict[str, asyncio.TimerHandle] = {}
-        # The end of the time to join, or to ask for the assignment.
+        # The deadline for joining, or for requesting the assignment.
         self._deadline: asyncio.TimerHandle | None = None
         self._watchers: dict[asyncio.Event, None] = {}
 
@@ -144,7 +145,7 @@ class ClassicGroup:
             del self._watchers[changed]
 
     def set_members(self, generation: int, members: Mapping[str, str | None]) -> None:
-        """Replace the members, as after a rebalance. They have no sessions, so they stay."""
+        """Replace the members, as a rebalance would. They have no sessions, so they stay."""
         self.halt()
         self.generation = generation
         self.members = {
@@ -157,7 +158,7 @@ class ClassicGroup:
     # Checks
 
     def check_member(self, member_id: str, instance_id: str | None, generation: int | None = None) -> None:
-        """Raise TransactionRefused unless this is a member, in this generation if one is given."""
+        """Raise TransactionRefused unless this is a member and, if a generation is given, it is the current one."""
         if instance_id is not None:
             owner = self._static(instance_id)
             if owner is None:
@@ -200,7 +201,7 @@ class ClassicGroup:
     # JoinGroup
 
     def join(self, joining: Joining) -> asyncio.Future[Joined]:
-        """Let a member join. The future ends with the rebalance.
+        """Let a member join. The future is done when the rebalance ends.
 
         Raises:
             TransactionRefused: the member can't join; MemberIdRequired: it must join again with its new id.
@@ -249,7 +250,7 @@ class ClassicGroup:
         return self._rejoin(member, joining)
 
     def _replace(self, known: Member, new_id: str, joining: Joining) -> asyncio.Future[Joined]:
-        """Let a restarted static member take its own place, with a new member id that fences the old one (KIP-345)."""
+        """Let a restarted static member reclaim its place, with a new member id that fences the old one (KIP-345)."""
         _fail(known.joining, ErrorCode.FENCED_INSTANCE_ID)
         _fail(known.syncing, ErrorCode.FENCED_INSTANCE_ID)
         known.joining = known.syncing = None
@@ -264,7 +265,7 @@ class ClassicGroup:
             self.leader = new_id
         if self.state is GroupState.STABLE and is_unchanged:
             # No rebalance: the member gets its old partitions from SyncGroup. A leader must not assign partitions
-            # again. Before version 9, it learns its old id as the leader's, so that it does not take itself for it.
+            # again. Before version 9, the response gives its old id as the leader's, so it considers itself a follower.
             self._take_times(known, joining)
             self._keep_alive(known)
             joined = self._joined(known)
@@ -317,7 +318,7 @@ class ClassicGroup:
             self._complete()
 
     def _complete(self) -> None:
-        """End the time to join: members that have not joined again are removed, except static ones."""
+        """End the joining phase: members that have not joined again are removed, except static ones."""
         for member in list(self.members.values()):
             if member.joining is None and member.instance_id is None:
                 self._drop(member)
@@ -347,7 +348,7 @@ class ClassicGroup:
         self._set_deadline(self._remove_unsynced)
 
     def _elected(self) -> str:
-        """Return the protocol with the most votes. A member votes for the first in its list that all support."""
+        """Return the protocol that wins the vote: each member votes for its first protocol that all members support."""
         common = self._common_protocols()
         votes: dict[str, int] = {}
         for member in self.members.values():
@@ -379,7 +380,7 @@ class ClassicGroup:
     # SyncGroup, Heartbeat, LeaveGroup
 
     def check_protocol(self, protocol_type: str | None, protocol_name: str | None) -> None:
-        """Raise TransactionRefused unless these are the group's, as far as the request names them."""
+        """Raise TransactionRefused unless these are the group's; None (an omitted field) is accepted."""
         if protocol_type not in (None, self._protocol_type) or protocol_name not in (
             None,
             self._protocol_name,
@@ -392,7 +393,7 @@ class ClassicGroup:
         return self._protocol_type, self._protocol_name
 
     def sync(self, member_id: str, assignments: Mapping[str, bytes]) -> asyncio.Future[bytes]:
-        """Return a future of a member's assignment. The leader's request contains all of them.
+        """Return a future for a member's assignment. The leader's request contains the assignments of all members.
 
         Raises:
             TransactionRefused: a rebalance has begun.
@@ -422,7 +423,7 @@ class ClassicGroup:
             raise TransactionRefused(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None) -> None:
-        """Remove a member. Raises TransactionRefused if it is not a member."""
+        """Remove a member. Raises TransactionRefused if there is no such member."""
         if member_id == UNKNOWN_MEMBER and instance_id is not None:
             known = self._static(instance_id)
             if known is None:
@@ -470,7 +471,7 @@ class ClassicGroup:
             self.remove(member.member_id)
 
     def halt(self) -> None:
-        """Stop all timers, as when no broker runs."""
+        """Stop all timers, as when no broker is running."""
         for timer in self._pending.values():
             timer.cancel()
         self._pending.clear()
@@ -484,7 +485,7 @@ class ClassicGroup:
             member.joining = member.syncing = None
 
     def resume(self) -> None:
-        """Start the timers again, perhaps on another event loop: every session begins anew."""
+        """Restart the timers, perhaps on another event loop: every session starts over."""
         for member in self.members.values():
             if member.session is None:
                 self._keep_alive(member)

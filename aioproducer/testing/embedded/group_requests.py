@@ -1,6 +1,6 @@
 """The handlers of requests from the members of consumer groups: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-The docstring of each handler lists the changes by version of its API. ClassicGroup makes the decisions.
+The docstring of each handler lists the changes in each version of its API. ClassicGroup makes the decisions.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ async def heartbeat(context: RequestContext, request: HeartbeatRequest) -> Heart
         group.check_member(request.member_id, request.group_instance_id, request.generation_id)
         group.heartbeat(request.member_id)
     except TransactionRefused as refused:
-        # A coordinator that still reads its log answers heartbeats with success.
+        # A coordinator that is still reading its log reports success for heartbeats.
         is_loading = refused.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and context.refusal() is None
         return HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else refused.code)
     return HeartbeatResponse(error_code=context.late_error() or ErrorCode.NONE)
 
 
 async def leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
-    """Handle LeaveGroup. Version 3: several members, also static ones (KIP-345). 5: the reason."""
+    """Handle LeaveGroup. Version 3: several members, including static ones (KIP-345). 5: the reason."""
     leaving = request.members
     if context.version < 3:
         leaving = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]

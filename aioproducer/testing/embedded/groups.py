@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 COMMIT_TIMEOUT = 5.0
-"""Seconds after which a commit that is not replicated fails with COORDINATOR_NOT_AVAILABLE; Kafka's default
+"""Seconds after which a commit that has not been replicated fails with COORDINATOR_NOT_AVAILABLE; Kafka's default
 (offsets.commit.timeout.ms)."""
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class GroupCoordinator:
     # For tests
 
     def node(self, group: str) -> int:
-        """Return the node id of the group's coordinator; -1 if the group has none now."""
+        """Return the node id of the group's coordinator; -1 if the group currently has no coordinator."""
         return self._states.leader(group)
 
     def move(self, group: str, to_node: int) -> None:
@@ -59,7 +59,7 @@ class GroupCoordinator:
         self._cluster.move_leader(TOPIC, self.partition_of(group).index, to_node)
 
     def hold_loading(self) -> None:
-        """Delay the loading of logs: from now on, a new coordinator answers COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay the loading of logs: from now on, a new coordinator answers with COORDINATOR_LOAD_IN_PROGRESS."""
         self._states.hold_loading()
 
     def release_loading(self) -> None:
@@ -76,12 +76,12 @@ class GroupCoordinator:
         return {target: one.offset for target, one in committed.items()}
 
     def members(self, group: str) -> dict[str, str | None]:
-        """Return the group.instance.id of each member of a group, or None, by member id."""
+        """Return the group.instance.id (or None) of each member of a group, keyed by member id."""
         found = self._groups.get(group)
         return {} if found is None else {one.member_id: one.instance_id for one in found.members.values()}
 
     def generation(self, group: str) -> int:
-        """Return the generation of a group; each rebalance begins a new one. 0 before the first."""
+        """Return the generation of a group; each rebalance begins a new one. It is 0 before the first."""
         found = self._groups.get(group)
         return 0 if found is None else found.generation
 
@@ -95,15 +95,15 @@ class GroupCoordinator:
         await self._group(group).wait_stable(members)
 
     def rebalance(self, group: str) -> None:
-        """Make the members of a group join again, as after a change of their topics."""
+        """Make the members of a group join again, as they do when their topics change."""
         self._group(group).rebalance()
 
     def expire_member(self, group: str, member_id: str) -> None:
-        """Remove a member, as at the end of its session time-out. Raises KeyError if there is no such member."""
+        """Remove a member, as if its session had timed out. Raises KeyError if there is no such member."""
         self._group(group).remove(member_id)
 
     def set_members(self, group: str, generation: int, members: Mapping[str, str | None]) -> None:
-        """Set the members of a group, as after a rebalance. No consumer can join this group afterwards.
+        """Set the members of a group, as a rebalance would. No consumer can join this group afterwards.
 
         From now on, offset commits from other members or for another generation are rejected with UNKNOWN_MEMBER_ID,
         ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
@@ -122,12 +122,12 @@ class GroupCoordinator:
         self._states.partitions()
 
     def halt(self) -> None:
-        """Stop all timers of the groups, because no broker runs."""
+        """Stop all timers of the groups, because no broker is running."""
         for group in self._groups.values():
             group.halt()
 
     def resume(self) -> None:
-        """Start the timers of the groups again."""
+        """Restart the timers of the groups."""
         for group in self._groups.values():
             group.resume()
 
@@ -176,7 +176,7 @@ class GroupCoordinator:
         return node != NO_LEADER and self._cluster.broker(node).is_running
 
     async def answer_of(self, group: str, waiting: asyncio.Future[T]) -> T:
-        """Wait for the result of a request that waits for other members.
+        """Wait for the result of a request that depends on other members.
 
         Raises:
             TransactionRefused: the group rejected the request, or another broker has become the coordinator.
@@ -207,7 +207,7 @@ class GroupCoordinator:
     ) -> None:
         """Check that this member is allowed to commit offsets (ClassicGroup.validateOffsetCommit).
 
-        `unknown_group` is the error of a member of a group that does not exist.
+        `unknown_group` is the error for a member of a group that does not exist.
 
         Raises:
             TransactionRefused: the member is not allowed to commit offsets.

@@ -2,8 +2,8 @@
 
 The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
 `group_requests`, `offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them for one
-request of a connection at a time. A handler changes the cluster's state and returns the response, or None if the
-protocol has no response; it never uses a socket.
+request per connection at a time. A handler changes the cluster's state and returns the response, or None if the
+request gets no response; it never uses a socket.
 """
 
 from __future__ import annotations

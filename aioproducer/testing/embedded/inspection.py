@@ -86,7 +86,7 @@ class Inspection:
     # For brokers and handlers
 
     def note_request(self, node: int, header: RequestHeader, message: Message) -> SeenRequest:
-        """Remember a request for tests."""
+        """Store a request for tests to inspect."""
         seen = SeenRequest(node, header, message, asyncio.get_running_loop().time())
         self.requests.append(seen)
         self._seen.set()

@@ -26,7 +26,7 @@ class Listener(socket.socket):
     has_stopped = False
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, unless this socket has stopped."""
+        """Accept a connection, unless this socket has been stopped."""
         if self.has_stopped:
             raise BlockingIOError
         connection = super().accept()

@@ -66,7 +66,7 @@ class AppendError(Exception):
 
 
 class LogBatch(NamedTuple):
-    """A batch in the log: its header, read once, and its bytes."""
+    """A batch in the log: its parsed header and its bytes."""
 
     header: BatchHeader
     data: bytes
@@ -77,7 +77,7 @@ class LogBatch(NamedTuple):
         return self.header.last_offset
 
     def records(self) -> Iterator[Record]:
-        """Iterate over the records, uncompressed."""
+        """Iterate over the decompressed records."""
         payload = memoryview(self.data)[HEADER_SIZE:]
         codec = self.header.codec
         if codec is not Codec.NONE:
@@ -134,7 +134,7 @@ class PartitionLog:
         leader_epoch: int,
         guard: VerificationGuard | None = None,
     ) -> LogAppendInfo:
-        """Append one batch that `validate` passed, or recognise it as a duplicate.
+        """Append one batch that `validate` has accepted, or recognise it as a duplicate.
 
         Args:
             data: The batch.
@@ -147,7 +147,7 @@ class PartitionLog:
         """
         if header.producer_id > NO_PRODUCER_ID:
             state = self.producers.get(header.producer_id)
-            # Before 4.5, Kafka accepts any first sequence of an unknown producer.
+            # Before 4.5, Kafka accepts any first sequence from an unknown producer.
             if state is not None:
                 duplicate = state.find_duplicate(header)
                 if duplicate is not None:
@@ -387,7 +387,7 @@ class ProducerStateEntry:
         return None
 
     def check(self, header: BatchHeader) -> None:
-        """Reject an old epoch and a sequence that is not the next one (Kafka's ProducerAppendInfo)."""
+        """Reject an old epoch or a sequence that is not the next one (Kafka's ProducerAppendInfo)."""
         self.check_epoch(header)
         who = f"producer {header.producer_id}, epoch {header.producer_epoch}"
         if header.producer_epoch > self.epoch:

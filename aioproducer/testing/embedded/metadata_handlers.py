@@ -1,6 +1,6 @@
 """The handlers for requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
-The docstring of each handler lists the changes by version of its API. These requests change the cluster only by
+The docstring of each handler lists the changes in each version of its API. These requests change the cluster only by
 creating topics: CreateTopics and Metadata create the requested topics, and FindCoordinator creates the internal ones.
 """
 
@@ -86,7 +86,7 @@ def _add_features(context: RequestContext, response: ApiVersionsResponse) -> Non
 
 
 def refused_api_versions(error: ErrorCode, served: Mapping[ApiKey, VersionRange]) -> ApiVersionsResponse:
-    """Return an error response; if the request was too new, it lists the served versions of ApiVersions (KIP-511)."""
+    """Return an error response; if the request was too new, it lists the versions of ApiVersions (KIP-511)."""
     response = ApiVersionsResponse(error_code=error)
     if error is ErrorCode.UNSUPPORTED_VERSION:
         key = ApiKey.API_VERSIONS
@@ -117,7 +117,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
         return response
     wanted = request.topics
     if wanted is None or (context.version == 0 and not wanted):
-        # A client without the permission does not learn that the topic exists.
+        # A client without this permission does not learn that the topic exists.
         described = [
             _described(context, topic)
             for topic in cluster.topics.values()
@@ -175,7 +175,7 @@ def _looked_up(
         # The topic is created now, so it exists when the client asks again. (With ZooKeeper, Kafka answered
         # LEADER_NOT_AVAILABLE.)
         error = creation_refusal(context, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        # Only the controller detects a collision of names, and the broker does not wait for its answer.
+        # Only the controller detects name collisions, and the broker does not wait for its answer.
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
             cluster.auto_create_topic(wanted.name)
     else:

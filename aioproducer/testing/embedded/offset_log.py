@@ -96,7 +96,7 @@ class GroupOffsets:
         )
 
     def is_pending(self, group: str, target: TopicPartition) -> bool:
-        """Return True if an open transaction has written an offset of the group for this partition."""
+        """Return True if an open transaction has written the group's offset for this partition."""
         return any((group, target) in offsets for offsets in self._pending.values())
 
     def concerning(self, topic: str) -> list[tuple[str, TopicPartition]]:

@@ -1,6 +1,6 @@
 """The handlers for requests about group offsets: OffsetCommit, TxnOffsetCommit and OffsetFetch.
 
-The docstring of each handler lists the changes by version of its API.
+The docstring of each handler lists the changes in each version of its API.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _refused(
 def _unreadable(
     context: RequestContext, group: str, targets: Iterable[TopicPartition]
 ) -> dict[TopicPartition, ErrorCode]:
-    """Return the errors of partitions that do not exist, or that this client can't read as a member of the group."""
+    """Return the errors for partitions that do not exist, or that this client can't read as a member of the group."""
     denied = context.denied(Operation.READ, ResourceType.GROUP, group)
     if denied is not None:
         return dict.fromkeys(targets, denied)

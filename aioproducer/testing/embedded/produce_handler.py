@@ -49,7 +49,7 @@ class _Written(NamedTuple):
 
 
 async def produce(context: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
-    """Handle Produce. Version 3: record batch v2. 5: log start offset. 7: zstd. 8: errors of records. 10: the new
+    """Handle Produce. Version 3: record batch v2. 5: log start offset. 7: zstd. 8: errors per record. 10: the new
     leader with NOT_LEADER_OR_FOLLOWER (KIP-951). 13: topic ids (KIP-516). 11 and 12 concern transactions only.
     """
     answers: dict[_TopicKey, dict[int, _Answer]] = {}
@@ -171,7 +171,7 @@ def _check_partition(context: RequestContext, request: ProduceRequest, wanted: _
         raise AppendError(
             ErrorCode.NOT_ENOUGH_REPLICAS,
             f"{counted(len(partition.isr), 'replica is', 'replicas are')} in sync, "
-            f"min.insync.replicas is {partition.config.min_insync_replicas}",
+            f"but min.insync.replicas is {partition.config.min_insync_replicas}",
         )
 
 

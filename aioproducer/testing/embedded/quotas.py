@@ -47,7 +47,7 @@ class Rate:
             self._windows[-1] = start, total + value
 
     def throttle(self, limit: float, now: float) -> float:
-        """Return the seconds until the rate is at the limit if no values follow. Call it right after `record`."""
+        """Return the seconds until the rate is at the limit if no more values follow. Call it right after `record`."""
         start = self._windows[0][0]
         elapsed = now - start
         # At least ten windows count as elapsed, so that the first request does not cause an enormous rate.
@@ -78,10 +78,10 @@ class Quotas:
         """Record a request; return the seconds for which its connection is to be muted.
 
         Args:
-            node: The broker that served it; each broker has its own rates.
+            node: The broker that served the request; each broker has its own rates.
             client_id: The client that sent the request.
-            size: Bytes of a Produce request, 0 for others.
-            seconds: The time that the broker worked on the request.
+            size: The size of a Produce request in bytes; 0 for other requests.
+            seconds: The time that the broker spent on the request.
             now: The loop's time.
         """
         quota = self._quotas.get(client_id) or self._quotas.get(None) or Quota()
@@ -102,7 +102,7 @@ class Quotas:
 
 
 class Timed(Generic[T]):
-    """Awaits a coroutine and adds up the time for which it runs, without the time for which it waits."""
+    """Awaits a coroutine and adds up the time for which it runs, not counting the time for which it waits."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
         self.seconds = 0.0

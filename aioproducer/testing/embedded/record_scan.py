@@ -1,4 +1,4 @@
-"""One pass over the records in a batch, as in a leader: it checks their format and collects their properties.
+"""A leader's single pass over the records in a batch: it checks their format and collects their properties.
 
 Keys, values and headers are skipped, not read. This pass is most of the work that the embedded cluster does for each
 record, so it is written as one loop.
@@ -24,7 +24,7 @@ class ScannedRecords(NamedTuple):
     """The properties of a batch's records; `timestamps` and `bodies` have an entry for each record."""
 
     payload: bytes
-    """The bytes of all records, unpacked."""
+    """The decompressed bytes of all records."""
     timestamps: list[int]
     """The timestamps in ms since 1970."""
     keyless: list[int]
@@ -39,7 +39,7 @@ def scan_records(payload: Bytes, header: BatchHeader) -> ScannedRecords:
     """Step through the records in a batch.
 
     Args:
-        payload: All bytes after the header, unpacked.
+        payload: All bytes after the header, decompressed.
         header: The header of the batch; its record count is at least 1.
 
     Raises:
@@ -119,4 +119,4 @@ def _varint(
         raw |= (byte & 0x7F) << (7 * step)
         if byte < 0x80:
             return (raw >> 1) ^ -(raw & 1), at + step + 1
-    raise error(f"a number of more than {most} bytes")
+    raise error(f"a number longer than {most} bytes")

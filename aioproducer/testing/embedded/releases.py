@@ -120,7 +120,7 @@ class Release:
     versions: Mapping[ApiKey, VersionRange]
     """The versions of each API that the brokers serve."""
     refuses_newer_api_versions: bool = True
-    """If True, a broker answers an ApiVersions request of too new a version with the supported versions (KIP-511). If
+    """True if a broker answers an ApiVersions request that is too new by listing the supported versions (KIP-511). If
     False, it closes the connection."""
     codecs: frozenset[Codec] = frozenset(Codec)
     """The codecs with which a batch may be compressed."""
@@ -194,6 +194,6 @@ def advertised(served: Mapping[ApiKey, VersionRange]) -> dict[ApiKey, VersionRan
     """Return the versions to advertise in the ApiVersions response.
 
     Kafka 4 serves Produce from version 3 on but advertises 0, because older versions of librdkafka would otherwise not
-    compress (KAFKA-18659)."""
+    compress batches (KAFKA-18659)."""
     produce = served[ApiKey.PRODUCE]
     return {**served, ApiKey.PRODUCE: VersionRange(0, produce.max)}

@@ -96,5 +96,5 @@ class RequestContext:
 def _as_narrow(fault: Fault, topic: str | None, partition: int | None) -> bool:
     """Return False if the fault is limited to a topic or a partition, but the caller asks about something broader.
 
-    A fault for one topic does not apply to a whole request, nor a fault for one partition to a whole topic."""
+    A fault for one topic does not apply to a whole request, nor does one for a partition apply to a whole topic."""
     return (fault.topic is None or topic is not None) and (fault.partition is None or partition is not None)

@@ -84,7 +84,7 @@ class StateTopic(Generic[State]):
         return self.name in self._cluster.topics
 
     def leader(self, key: str) -> int:
-        """Return the node id of the coordinator of `key`; -1 if it has none now."""
+        """Return the node id of the coordinator of `key`; -1 if it currently has none."""
         return self.partition_of(key).leader
 
     def state_at(self, node: int, key: str) -> State:
@@ -121,7 +121,7 @@ class StateTopic(Generic[State]):
                     yield partition, state
 
     def hold_loading(self) -> None:
-        """Delay the loading of logs: from now on, new leaders answer COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay the loading of logs: from now on, new leaders answer with COORDINATOR_LOAD_IN_PROGRESS."""
         self._is_loading_held = True
 
     def release_loading(self) -> None:

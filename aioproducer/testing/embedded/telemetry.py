@@ -58,10 +58,10 @@ class Telemetry:
 
         Args:
             metrics: prefixes of metric names; "" stands for all. An empty sequence requests no metrics.
-            interval_ms: the time between two pushes of a client.
+            interval_ms: the time between two pushes from a client.
             most_bytes: the maximum size of a push.
             is_delta: whether counters report the change since the last push. Kafka's brokers always request this.
-            accepted: the accepted codecs, the preferred one first. If it is empty, pushes are not compressed.
+            accepted: the accepted codecs, the preferred one first. If there are none, pushes are not compressed.
         """
         self.metrics = tuple(metrics)
         self.interval_ms = interval_ms

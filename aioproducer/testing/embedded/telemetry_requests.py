@@ -21,7 +21,7 @@ from aioproducer.testing.embedded.telemetry import Instance, Push
 async def get_telemetry_subscriptions(
     context: RequestContext, request: GetTelemetrySubscriptionsRequest
 ) -> GetTelemetrySubscriptionsResponse:
-    """Assign an id to a client that has none, and return the metrics that the cluster requests."""
+    """Assign an id to a client that does not have one, and return the metrics that the cluster requests."""
     error = context.refusal()
     if error is not None:
         return GetTelemetrySubscriptionsResponse(error_code=error)

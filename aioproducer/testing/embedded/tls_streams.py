@@ -1,6 +1,6 @@
 """The server's side of TLS on streams that are already open.
 
-`StreamWriter.start_tls` cannot be used: on uvloop a stream that is paused in connection_made continues to read, and
+`StreamWriter.start_tls` cannot be used: on uvloop, a stream that is paused in connection_made continues to read, and
 consumes the first bytes of the client's handshake."""
 
 from __future__ import annotations

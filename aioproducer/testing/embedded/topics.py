@@ -52,7 +52,7 @@ class EmbeddedTopic:
 
 
 class Partition:
-    """One partition: its leader, the replicas in sync, and the end of the replicated records."""
+    """One partition: its leader, its in-sync replicas, and the end of the replicated records."""
 
     def __init__(self, topic: str, index: int, replicas: Sequence[int], config: LogConfig) -> None:
         self.topic = topic
@@ -69,7 +69,7 @@ class Partition:
         self.is_deleted = False
         self._replicates = True
         self._returned: dict[int, None] = {}
-        """The brokers that were started again and have not been stopped since."""
+        """The brokers that have been restarted and have not been stopped since."""
         # Replicas that have stopped fetching. The set is never iterated, so its order does not matter.
         self._lagging: set[int] = set()
         # One event for each request that is waiting for a change in this partition, in order of arrival.
@@ -140,7 +140,7 @@ class Partition:
         self._replicate()
 
     def broker_stopped(self, node: int, alive: Collection[int]) -> None:
-        """Remove the broker from the ISR, unless it is the last; if it leads, the next replica in sync takes over."""
+        """Remove the broker from the ISR, unless it is the last; if it leads, the next in-sync replica takes over."""
         self._returned.pop(node, None)
         if node in self.isr and len(self.isr) > 1:
             self.isr.remove(node)
@@ -171,12 +171,12 @@ class Partition:
             self._lagging.add(node)
 
     def start_fetching(self, node: int) -> None:
-        """Let a replica catch up after it was stopped."""
+        """Let a replica that has stopped fetching catch up."""
         if node in self._lagging:
             self.broker_started(node)
 
     def delete(self) -> None:
-        """Notify the requests that are waiting for this partition that it is deleted."""
+        """Notify the requests that are waiting for this partition that it has been deleted."""
         self.is_deleted = True
         self._changed()
 
@@ -193,7 +193,7 @@ class Partition:
 
     @contextmanager
     def watched(self, event: asyncio.Event) -> Iterator[None]:
-        """Set `event` at every append and every change of leader, high watermark or ISR."""
+        """Set `event` on every append and every change of leader, high watermark or ISR."""
         self._watchers[event] = None
         try:
             yield

@@ -37,7 +37,7 @@ class TransactionIndex:
         """Ended transactions whose markers may not be replicated yet."""
 
     def first_offset(self, producer_id: int) -> int | None:
-        """Return the first offset of the producer's open transaction, or None if it has none in this log."""
+        """Return the first offset of the producer's open transaction, or None if there is none in this log."""
         return self._open.get(producer_id)
 
     def begin(self, producer_id: int, offset: int) -> None:

@@ -61,7 +61,7 @@ def encoded_key(transactional_id: str) -> bytes:
 
 
 def encoded_value(metadata: TransactionMetadata, version: int) -> bytes | None:
-    """Encode a state as a record's value; return None, a tombstone, for a transactional id that is forgotten.
+    """Encode a state as a record's value; return None, a tombstone, for an expired transactional id.
 
     Args:
         metadata: The state.

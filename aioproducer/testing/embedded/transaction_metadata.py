@@ -49,7 +49,7 @@ TRANSITIONS: dict[TransactionStatus, frozenset[TransactionStatus]] = {
     _S.DEAD: frozenset(),
     _S.PREPARE_EPOCH_FENCE: frozenset({_S.PREPARE_ABORT}),
 }
-"""The valid transitions. An abort can follow EMPTY and COMPLETE_* since transactions v2 (KIP-890)."""
+"""The valid transitions. With transactions v2 (KIP-890), an abort can also follow EMPTY and COMPLETE_*."""
 
 PREPARED = (_S.PREPARE_COMMIT, _S.PREPARE_ABORT)
 COMPLETED = (_S.COMPLETE_COMMIT, _S.COMPLETE_ABORT)
@@ -322,7 +322,7 @@ class TransactionalId:
         )
 
     def _is_valid_to_end(self, epoch: int, has_bumped: bool, has_rotated: bool) -> bool:
-        """Return True if the epoch fits the state. It distinguishes a retry from the end of the next transaction."""
+        """Return True if the epoch fits the state. This distinguishes a retry from the end of the next transaction."""
         is_current = epoch == self.metadata.producer_epoch
         if self.state in PREPARED:
             return has_bumped
@@ -349,7 +349,7 @@ class TransactionalId:
         )
 
     def expire(self) -> None:
-        """Forget a transactional id that has been unused for long. Raises TransactionRefused if it is in use."""
+        """Forget a transactional id that has been unused for a long time. Raises TransactionRefused if it is in use."""
         if self.pending is not None or TransactionStatus.DEAD not in TRANSITIONS[self.state]:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         self._move(replace(self.metadata, state=TransactionStatus.DEAD))

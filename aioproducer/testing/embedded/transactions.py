@@ -98,7 +98,7 @@ class TransactionCoordinator:
     # For tests: scripted faults
 
     def node(self, transactional_id: str) -> int:
-        """Return the node id of the coordinator; -1 if there is none now."""
+        """Return the node id of the coordinator; -1 if there is currently none."""
         return self._states.leader(transactional_id)
 
     def move(self, transactional_id: str, to_node: int) -> None:
@@ -118,7 +118,7 @@ class TransactionCoordinator:
         Wrap the call in asyncio.timeout(). It returns immediately if no transaction is ending.
 
         Returns:
-            The coordinator's state after that.
+            The state of the transactional id after that.
 
         Raises:
             KeyError: the coordinator does not know this transactional id.
@@ -149,7 +149,7 @@ class TransactionCoordinator:
         self.wake()
 
     def hold_loading(self) -> None:
-        """Delay the loading of logs: from now on, a new coordinator answers COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay the loading of logs: from now on, a new coordinator answers with COORDINATOR_LOAD_IN_PROGRESS."""
         self._states.hold_loading()
 
     def release_loading(self) -> None:
@@ -203,7 +203,7 @@ class TransactionCoordinator:
         self.verification_faults.add(ErrorCode(error), topic, partition, count)
 
     def expire(self, transactional_id: str) -> None:
-        """Forget a transactional id, as Kafka does after it has not been used for seven days.
+        """Forget a transactional id, as Kafka does once it has been unused for seven days.
 
         Raises:
             KeyError: the coordinator does not know it.
@@ -387,7 +387,7 @@ class TransactionCoordinator:
         self._wake.set()
 
     def resume(self) -> None:
-        """Resume any background work from before a stop, possibly on another event loop."""
+        """Resume any background work that a stop interrupted, possibly on another event loop."""
         if self._task is None and self._states.exists:
             self._settled, self._wake = asyncio.Event(), asyncio.Event()
             self._keep_running()

@@ -1,4 +1,4 @@
-"""A leader's checks of a batch before it is appended: first the batch as a whole, then its records.
+"""A leader's checks on a batch before it is appended: first the batch as a whole, then its records.
 
 The checks are in Kafka's order, because a batch with two faults is rejected for the first one found: ProduceRequest
 (`only_batch`), then UnifiedLog and LogValidator (`validate`). The log itself checks a producer's sequences later.
@@ -42,7 +42,7 @@ from aioproducer.testing.embedded.record_scan import ScannedRecords, UnreadableL
 _KNOWN_CODECS = frozenset(Codec)
 
 _PRODUCER_ID_END = 51
-"""The position after the producer id. Kafka reads each batch up to there before it checks the header's length."""
+"""The position after the producer id. Kafka reads each batch up to here before it checks the header's length."""
 
 _SMALLEST_BATCH = 14
 """The minimum value of a batch's length field, from message format v0 (LegacyRecord.RECORD_OVERHEAD_V0)."""
@@ -159,7 +159,7 @@ def validate(batch: memoryview, config: LogConfig, now_ms: int) -> ValidBatch:
     if valid.header.size > config.segment_bytes:
         raise AppendError(
             ErrorCode.RECORD_LIST_TOO_LARGE,
-            f"the batch has {valid.header.size} bytes, segment.bytes is {config.segment_bytes}",
+            f"the batch has {valid.header.size} bytes, but segment.bytes is {config.segment_bytes}",
         )
     return valid
 
@@ -203,7 +203,7 @@ def _check_size(size: int, config: LogConfig) -> None:
     if size > config.max_message_bytes:
         raise AppendError(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"the batch has {size} bytes, max.message.bytes is {config.max_message_bytes}",
+            f"the batch has {size} bytes, but max.message.bytes is {config.max_message_bytes}",
         )
 
 
@@ -252,7 +252,7 @@ def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConf
 
 
 def _stamped(batch: memoryview, header: BatchHeader, max_timestamp: int, log_append_time: bool) -> ValidBatch:
-    """Return the batch with this largest timestamp and timestamp type (DefaultRecordBatch.setMaxTimestamp)."""
+    """Return the batch with this maximum timestamp and timestamp type (DefaultRecordBatch.setMaxTimestamp)."""
     if header.max_timestamp == max_timestamp and header.log_append_time is log_append_time:
         return ValidBatch(header, batch)
     attributes = header.attributes & _KEPT_ATTRIBUTES | (LOG_APPEND_TIME if log_append_time else 0)

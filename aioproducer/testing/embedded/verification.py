@@ -109,7 +109,7 @@ class Verified(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """Whether a Produce request may append to one partition: `error` if it may not; `guard` is passed to the append."""
+    """The result for one partition: `error` is set if the append is not allowed; otherwise, `guard` is passed to it."""
 
     guard: VerificationGuard | None = None
     error: AppendError | None = None
@@ -121,7 +121,7 @@ async def verified_batches(
     """Ask the coordinator about the transactional batches in a Produce request.
 
     Returns:
-        The results by partition. Partitions whose batches need no verification are left out.
+        The results by partition. Partitions whose batches do not need verification are left out.
     """
     batches = list(_batches(context, request))
     if not any(header.is_transactional for _, _, header in batches):
@@ -169,7 +169,7 @@ async def verified_batches(
 def _batches(
     context: RequestContext, request: ProduceRequest
 ) -> Iterable[tuple[TopicPartition, Partition | None, BatchHeader]]:
-    """Iterate over the batches in a request whose headers can be read."""
+    """Iterate over a request's batches, except for those whose headers can't be read."""
     for topic_data in request.topic_data:
         topic = context.cluster.find_topic(topic_data.name, topic_data.topic_id)
         name = topic.name if topic else topic_data.name

@@ -30,15 +30,15 @@ WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
 
 TURNS_AT_ONE_MOMENT = 100_000
-"""The number of iterations without progress of virtual time after which the loop is considered busy forever."""
+"""The number of iterations without progress in virtual time after which the loop is considered busy forever."""
 
 
 GRACE = 3600.0
-"""The virtual seconds within which cancelled tasks may end after a run has stalled."""
+"""The number of virtual seconds that cancelled tasks have to end after a run has stalled."""
 
 
 class SimulationStalled(AssertionError):
-    """Nothing will ever happen again, virtual time does not advance, or the time limit has passed.
+    """Nothing will ever happen again, virtual time is not advancing, or the time limit has passed.
 
     The error text names the tasks that have not ended.
     """
@@ -96,7 +96,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
-        # The caller that catches this error cancels the tasks; that takes some more iterations.
+        # The caller that catches this error cancels the tasks, which takes a few more iterations.
         self._turns = 0
         self._end = self._now + GRACE
         names = sorted(task.get_name() for task in asyncio.all_tasks(self))
@@ -187,7 +187,7 @@ def simulate(
         time_limit: virtual seconds after which the run is considered stuck.
 
     Raises:
-        SimulationStalled: nothing will ever happen again, virtual time does not advance, or the time limit has passed.
+        SimulationStalled: nothing will ever happen again, virtual time is not advancing, or the time limit has passed.
     """
     with asyncio.Runner(
         loop_factory=lambda: SimulatedLoop(seed, network=network, time_limit=time_limit), debug=False

@@ -59,8 +59,8 @@ class SimulatedNetwork:
         """Create a network that is not attached to a loop yet.
 
         Args:
-            latency: the one-way latency of each piece of bytes.
-            window: the maximum number of bytes in one direction that are in transit or unread; further bytes stay
+            latency: the one-way latency of each piece of data.
+            window: the maximum number of bytes that can be in transit or unread in one direction; further bytes stay
                 with the sender.
             pieces: the probability that bytes arrive in two pieces.
             reset: the probability that a dropped connection loses the bytes in transit.
@@ -130,7 +130,7 @@ class SimulatedNetwork:
                 end.go_on()
 
     def is_held(self, port: int, *, to_server: bool) -> bool:
-        """Return whether nothing arrives in this direction at present."""
+        """Return whether bytes in this direction are currently held back."""
         return (port, to_server) in self._held
 
     def _is_silent(self, port: int) -> bool:
@@ -148,7 +148,7 @@ class SimulatedNetwork:
         return addresses
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> SimulatedServer:
-        """Create a server that does not serve yet."""
+        """Create a server that is not serving yet."""
         if port == 0:
             port = self._ports
             self._ports += 1
@@ -223,7 +223,7 @@ class SimulatedNetwork:
         self._trace.update(data)
 
     def forget(self, number: int) -> None:
-        """Note that one end of a connection is closed; forget the connection when both ends are closed."""
+        """Note that one end of a connection is closed; forget the connection once both ends are closed."""
         ends = self._open.get(number)
         if ends is not None and all(end.is_closed for end in ends):
             del self._open[number]

@@ -50,7 +50,7 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: asyncio.Protocol
         self._closing = False
         self._has_begun = False
-        # bytes that were written but not sent yet
+        # bytes that have been written but not sent yet
         self._buffer: deque[bytes] = deque()
         self._buffered = 0
         self._high = 64 * 1024
@@ -61,7 +61,7 @@ class SimulatedTransport(asyncio.Transport):
         self._outstanding = 0
         """The number of bytes that are in transit, or have arrived but have not been read."""
         self._last_arrival = 0.0
-        # items that have arrived but were not read yet
+        # items that have arrived but have not been read yet
         self._inbox: deque[_Item] = deque()
         self._reads = True
 

@@ -111,7 +111,7 @@ class _Listening(logging.Handler):
         if record.name == "aioproducer.sending.data_loss":
             self._history.losses.append(record.getMessage())
             return
-        if self._history.is_disturbed and " is closed before " in record.getMessage():
+        if self._history.is_disturbed and " stopped waiting before " in record.getMessage():
             return  # the time of close() was over before the delivery time-out of the records
         error = record.exc_info[1] if record.exc_info else None
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")

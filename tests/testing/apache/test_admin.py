@@ -93,7 +93,7 @@ async def test_the_error_message_of_a_broker_is_made_safe_for_a_terminal():
 async def test_a_broker_that_does_not_answer_is_named_with_the_time_limit(monkeypatch):
     monkeypatch.setattr(admin, "_ANSWER_WAIT", 20 * MS)
     async with broker_that_says(None) as (port, asked):
-        with pytest.raises(ApacheKafkaError, match=f"port {port} did not answer in {20 * MS:g} s"):
+        with pytest.raises(ApacheKafkaError, match=f"port {port} did not answer within {20 * MS:g} s"):
             await admin.registered(port)
     assert len(asked) <= 1
 

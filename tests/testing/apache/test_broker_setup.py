@@ -34,7 +34,7 @@ def test_only_its_broker_can_bind_a_reserved_port():
             broker.bind(("127.0.0.1", port))
             broker.listen()
             socket.create_connection(("127.0.0.1", port)).close()
-            with pytest.raises(OSError, match=f"port {port} of 127.0.0.1 is not free"):
+            with pytest.raises(OSError, match=f"port {port} on 127.0.0.1 is not available"):
                 PortReservation().reserve(port)
     finally:
         ports.release()

@@ -203,7 +203,7 @@ async def test_port_that_is_in_use_is_named_and_nothing_is_left(temporary):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1 is not free"):
+        with pytest.raises(OSError, match=rf"port {port} on 127\.0\.0\.1 is not available"):
             await ApacheKafka(ports=[port]).start()
 
     assert not command_lines(str(temporary))

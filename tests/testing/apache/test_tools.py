@@ -59,7 +59,7 @@ async def test_a_tool_that_fails_is_reported_with_its_output(kafka):
 async def test_a_tool_that_does_not_end_is_ended(kafka, monkeypatch):
     monkeypatch.setattr(kafka, "start_timeout", 0.02)
 
-    with pytest.raises(ApacheKafkaError, match=r"DumpLogSegments did not end in 0\.02 s"):
+    with pytest.raises(ApacheKafkaError, match=r"DumpLogSegments did not end within 0\.02 s"):
         await kafka.run_tool("org.apache.kafka.tools.DumpLogSegments", "--help")
 
     assert not of_tools(kafka)
@@ -130,7 +130,7 @@ async def test_concurrent_tools_do_not_mix_their_outputs(held, tmp_path):
 async def test_a_tool_that_exceeds_its_time_limit_is_killed(held, tmp_path):
     runtime = java(tmp_path, "while :; do sleep 0.05; done")
 
-    with pytest.raises(ApacheKafkaError, match=r"a\.Tool did not end in 0\.05 s"):
+    with pytest.raises(ApacheKafkaError, match=r"a\.Tool did not end within 0\.05 s"):
         await run_tool(runtime, held, "a.Tool", [], 0.05)
 
     assert not command_lines(str(held.directory))

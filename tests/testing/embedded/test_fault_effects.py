@@ -343,7 +343,7 @@ async def test_faults_of_different_partitions_apply_to_the_same_request():
 @pytest.mark.parametrize(
     ("replicas", "problem"),
     [
-        (1, "it has no replica of the partition; its replicas are on broker 0"),
+        (1, "it has no replica of the partition; the replicas are on broker 0"),
         (2, r"it is stopped; call start_broker\(1\) first"),
     ],
 )

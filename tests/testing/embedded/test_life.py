@@ -398,7 +398,7 @@ async def test_a_cluster_that_starts_again_keeps_its_topics_and_records():
 async def test_a_start_that_failed_can_be_repeated():
     cluster = EmbeddedCluster(topics={"t": 1, "u": 1})
     cluster.create_topic("u")
-    with pytest.raises(ValueError, match="topic u exists"):
+    with pytest.raises(ValueError, match="topic u already exists"):
         await cluster.start()
     cluster.delete_topic("u")
     async with cluster:
