@@ -25,7 +25,7 @@ from aioproducer.transactions.state import (
     abortable,
     reinit,
 )
-from aioproducer.types import TopicPartition, TransactionHandle
+from aioproducer.types import OffsetAndMetadata, TopicPartition, TransactionHandle
 
 S = TransactionState
 
@@ -260,6 +260,8 @@ def test_the_initial_state():
 
     assert transaction.transactional_id == ""
     assert transaction.number == 0
+    assert transaction.began is None
+    assert (transaction.has_expired, transaction.commit_is_in_doubt) == (False,) * 2
     assert (transaction.is_v2, transaction.may_have_started, transaction.epoch_is_spent) == (False,) * 3
     assert transaction.role is OWNER
 
@@ -303,6 +305,8 @@ def test_a_new_transaction_keeps_no_state_of_the_last_one():
     transaction.may_have_started = True
     transaction.epoch_is_spent = True
     transaction.groups["g"] = None
+    transaction.doubtful_offsets["g"] = {}
+    transaction.began = 1.0
     transaction.must_abort(abortable(transaction, KafkaError("first")))
     transaction.move(S.ABORTING)
     transaction.move(S.READY)
@@ -315,7 +319,9 @@ def test_a_new_transaction_keeps_no_state_of_the_last_one():
         None,
     )
     assert (transaction.partitions, transaction.wanted, transaction.groups) == ({}, {}, {})
-    assert (transaction.written, transaction.exported) == ({}, {})
+    assert (transaction.written, transaction.exported, transaction.doubtful_offsets) == ({}, {}, {})
+    assert list(transaction.numbered) == [TopicPartition("t", 0)], "the epoch is still the same"
+    assert transaction.began is None
     assert transaction.number == 2
 
 
@@ -425,6 +431,96 @@ def test_a_late_failure_does_not_disturb_a_transaction_that_has_ended(state):
     transaction.must_abort(abortable(transaction, KafkaError("late")))
 
     assert transaction.state is state
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_a_transaction_is_uncommitted_until_a_commit_or_an_error(state):
+    transaction = transaction_in(state)
+    assert transaction.is_uncommitted is (state in (S.IN_TRANSACTION, S.ABORTING))
+
+    transaction.error = abortable(transaction, KafkaError("first"))
+    assert not transaction.is_uncommitted
+
+
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_a_producer_is_stuck_in_states_that_an_abort_does_not_end(state):
+    stuck = {S.OUTCOME_UNKNOWN, S.REINIT_REQUIRED, S.FAILED_PARTICIPANT}
+
+    why = transaction_in(state).why_stuck
+
+    assert why == (f"the producer 'tx' is {state.value}; {WAYS_OUT[state]}" if state in stuck else None)
+
+
+def test_nothing_is_sent_while_a_transaction_is_taking_a_new_epoch():
+    transaction = transaction_in(S.IN_TRANSACTION)
+    transaction.changes_epoch = True
+
+    assert not transaction.may_drain("t", 0)
+
+
+def test_after_an_upgrade_v2_is_used_only_from_the_next_epoch_on():
+    transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
+    transaction.coordinator_hears()
+    assert transaction.may_have_started
+    for state in (S.COMMITTING, S.READY):
+        transaction.move(state)
+
+    transaction.begin(is_v2=True)
+    assert not transaction.is_v2
+
+    for state in (S.COMMITTING, S.READY):
+        transaction.move(state)
+    transaction.epoch_changed()
+    transaction.begin(is_v2=True)
+    assert transaction.is_v2
+    transaction.coordinator_hears()
+    assert not transaction.epoch_began_v1
+
+
+def test_a_new_epoch_starts_all_sequences_anew():
+    transaction = transaction_in(S.IN_TRANSACTION)
+    transaction.writes_to("t", 0)
+    transaction.numbered[TopicPartition("t", 1)] = None
+    transaction.epoch_is_spent = True
+
+    transaction.epoch_changed()
+
+    assert (transaction.written, transaction.numbered) == ({}, {})
+    assert not transaction.epoch_is_spent
+
+
+def test_a_resumed_transaction_inherits_the_offsets_in_doubt():
+    place, offset = TopicPartition("t", 0), OffsetAndMetadata(7)
+    transaction = transaction_in(S.READY)
+
+    transaction.resume(TransactionHandle("tx", 4711, 3, True, doubtful_offsets=(("g", place, offset),)))
+
+    assert transaction.doubtful_offsets == {"g": {place: offset}}
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+@pytest.mark.parametrize("state", S, ids=lambda state: state.name)
+def test_a_rejected_record_prevents_the_commit_of_its_own_open_transaction(state, is_current):
+    transaction = transaction_in(state)
+    number = transaction.number if is_current else transaction.number + 1
+
+    transaction.note_rejected(number, KafkaError("too large"))
+
+    is_lost = is_current and state in (S.IN_TRANSACTION, S.RELEASING)
+    assert transaction.state is (S.ABORT_REQUIRED if is_lost else state)
+    if is_lost:
+        with pytest.raises(TransactionAbortableError, match="can only be aborted: too large"):
+            transaction.check_may_send()
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [(CommitOutcomeUnknownError, S.OUTCOME_UNKNOWN), (ProducerFencedError, S.REINIT_REQUIRED)],
+)
+def test_the_error_for_a_new_epoch_tells_the_way_out_of_its_state(kind, state):
+    error = reinit(transaction_in(S.COMMITTING), kind, "the reason")
+
+    assert str(error).startswith(f"'tx': the reason; {WAYS_OUT[state]}")
 
 
 def drawn() -> str:
