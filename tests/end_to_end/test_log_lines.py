@@ -774,8 +774,8 @@ def test_rejected_batches_of_many_topics_write_only_a_few_lines(caplog):
     in_virtual_time(refused_topics)()
 
     warnings = log_lines(caplog, logging.WARNING)
-    assert len([line for line in warnings if "is sent again in" in line]) == 20
-    assert len([line for line in warnings if line.startswith("batches of more topics")]) == 1
+    assert len([line for line in warnings if "will be sent again in" in line]) == 20
+    assert len([line for line in warnings if line.startswith("batches for more topics")]) == 1
 
 
 def test_a_failed_connection_has_only_one_line(caplog):

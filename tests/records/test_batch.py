@@ -390,7 +390,7 @@ def test_builder_can_be_sent_once():
     built.append(key=None, value=b"v", timestamp=1)
     built.take().enter(PartitionQueue("orders", 0), (0, 0), 0.0, 1.0)
 
-    with pytest.raises(IllegalStateError, match="sent before"):
+    with pytest.raises(IllegalStateError, match="already been sent"):
         built.take()
     assert built.append(key=None, value=b"v", timestamp=1) is None
 

@@ -554,7 +554,7 @@ async def test_a_batch_with_interceptors_can_also_be_sent_only_once():
         batch = producer.create_batch()
         batch.append(key=None, value=b"v")
         await (await producer.send_batch(batch, "t", partition=0))
-        with pytest.raises(IllegalStateError, match="sent before"):
+        with pytest.raises(IllegalStateError, match="already been sent"):
             await producer.send_batch(batch, "t", partition=0)
         with pytest.raises(IllegalStateError, match="empty"):
             await producer.send_batch(producer.create_batch(), "t", partition=0)

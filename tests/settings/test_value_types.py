@@ -72,7 +72,7 @@ def test_a_fraction_must_be_within_its_bounds():
 def test_a_text_is_not_empty_and_can_be_sent_as_utf_8():
     assert ValueType().check("ü") == "ü"
     for wrong in ("", 5, "\ud800"):
-        with pytest.raises(ValueError, match=r"must be a str|surrogate"):
+        with pytest.raises(ValueError, match=r"must be a non-empty str|surrogate"):
             ValueType().check(wrong)
 
 

@@ -405,7 +405,7 @@ def test_reports_that_contradict_each_other_are_not_committed(cluster):
 
     for reports, text in (
         ([one, two], "different attempts"),
-        ([two, skipped], "some tasks have skipped"),
+        ([two, skipped], "some tasks skipped"),
         ([two, clash], "tasks 1 and 3 have both written to t-1.*partition_by_key"),
     ):
         with pytest.raises(SinkError, match=text):

@@ -391,7 +391,7 @@ async def test_batches_that_are_built_by_hand_are_recorded():
 
         with pytest.raises(DeliveryError):
             await failed
-        with pytest.raises(IllegalStateError, match="sent before"):
+        with pytest.raises(IllegalStateError, match="already been sent"):
             await producer.send_batch(batch, "orders", partition=1)
 
     assert metadata.offset == 3
