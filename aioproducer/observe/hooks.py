@@ -116,8 +116,8 @@ class BatchEvent(NamedTuple):
 
 
 class RetryEvent(NamedTuple):
-    """`on_retry`: a batch will be sent again after a back-off. There is no event if it goes to a new leader at once, is
-    split, or waits only for a batch before it or for milliseconds."""
+    """`on_retry`: a batch will be sent again after a back-off. A batch is not reported if it goes to a new leader at
+    once, if it is split, or if it waits only for an earlier batch or for a few milliseconds."""
 
     client_id: str
     topic: str

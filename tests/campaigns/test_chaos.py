@@ -598,7 +598,7 @@ async def test_a_proxy_that_forwards_to_a_closed_connection_ends_as_after_a_rese
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_proxy_that_closes_while_it_accepts_a_connection_leaves_none_open(turns):
-    """It is closed so many turns of the loop after a client has connected."""
+    """The proxy is closed `turns` turns of the loop after a client has connected."""
     async with proxied() as (network, _):
         with socket.create_connection((HOST, network.proxies[0].port)) as client:
             for _ in range(turns):

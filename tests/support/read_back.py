@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import (
@@ -100,26 +101,24 @@ async def scan(servers: str, topic: str, take: Callable[[Message], None], *, tim
 async def group_position(
     servers: str, group: str, topic: str, partition: int, *, timeout: float = 60.0
 ) -> int | None:
-    """Return the offset that a group has committed, or None; offsets in an open transaction are waited for.
+    """Return the offset that a group has committed, or None. Wait while a transaction with its offsets is open.
 
-    A consumer asks, and not AdminClient: librdkafka 2.16 crashes if the coordinator of a client without a group has
-    moved.
+    This uses a consumer, because librdkafka 2.16 crashes when AdminClient asks a broker that is no longer the group's
+    coordinator.
 
     Raises:
-        KafkaException: there is no answer in time (seconds).
+        KafkaException: no broker answered in time (seconds).
     """
 
     def ask() -> int | None:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": servers,
-                "group.id": group,  # it is not joined
-                "isolation.level": "read_committed",
-                "log_level": 0,
-            }
-        )
+        settings = {
+            "bootstrap.servers": servers,
+            "group.id": group,  # it is not joined
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
         deadline = time.monotonic() + timeout
-        try:
+        with closing(Consumer(settings)) as consumer:
             while True:
                 try:
                     (found,) = consumer.committed([TopicPartition(topic, partition)], timeout)
@@ -132,8 +131,6 @@ async def group_position(
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(POLL)
-        finally:
-            consumer.close()
 
     return await asyncio.to_thread(ask)
 
