@@ -15,6 +15,16 @@ class _Sealed(Protocol):
     @property
     def segments(self) -> tuple[bytes | memoryview, ...]: ...
 
+def batch_header(
+    payload: bytes | memoryview,
+    attributes: int,
+    record_count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    first_sequence: int,
+) -> bytes: ...
 def encode_produce(
     version: int,
     correlation_id: int,

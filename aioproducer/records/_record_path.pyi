@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aioproducer.records.unretrieved import Unretrieved
 
 HEADER_SIZE: int
+NO_BATCH: tuple[int, int]
 LARGE_RECORD: int
 
 def whole_number(value: object) -> int | None: ...
@@ -78,6 +79,7 @@ class Batch:
     @property
     def unretrieved_errors(self) -> list[BaseException]: ...
     parts: list[tuple[int, Batch]] | None
+    was_given_up_on_request: bool
     def complete(self, base_offset: int, log_append_time: int, log_start_offset: int) -> None: ...
     def fail(self, error: BaseException) -> None: ...
     ended_early: set[int] | None
@@ -137,6 +139,8 @@ class PartitionQueue:
     sequence: PartitionSequence | None
     size_hint: int
     node_id: int
+    log_end: int
+    last_acknowledged: tuple[int, int]
     @property
     def unretrieved(self) -> Unretrieved | None: ...
     def __init__(self, topic: str, partition: int, unretrieved: Unretrieved | None = None) -> None: ...

@@ -94,6 +94,7 @@ DEF LARGE = 4 << 20            # a thread copies values of this size or more; 10
 DEF STICKY_LEAST = 16 << 10    # bytes of keyless records after which the partition may change (as in Java)
 
 HEADER_SIZE = HEADER
+NO_BATCH = (-1, 0)             # comes before the order of every batch
 LARGE_RECORD = LARGE
 
 cdef object _running_loop = asyncio._get_running_loop
@@ -346,6 +347,9 @@ cdef object _CLOSED = BatchState.CLOSED
 cdef object _DONE = BatchState.DONE
 
 
+cdef list _NO_INDEXES = []     # shared by all batches, and never changed
+
+
 cdef class Batch:
     """A batch of encoded records for one partition, and the deliveries that have callbacks.
 
@@ -396,6 +400,9 @@ cdef class Batch:
     cdef readonly list parts
     """The parts of a batch that was split, as (first index, Batch) in ascending order. Each delivery moves to one of
     them."""
+    cdef public bint was_given_up_on_request
+    """True if the user asked for the failure, for example by calling abort_transaction(). Such a failure is not
+    reported as unretrieved."""
 
     def __init__(self, PartitionQueue queue, loop, Py_ssize_t capacity, Py_ssize_t limit):
         # `capacity` and `limit` count the bytes of records, excluding the header of the batch.
@@ -405,8 +412,7 @@ cdef class Batch:
         self.reserved = capacity
         self.limit = limit
         self.state = _OPEN
-        self.withdrawn = []
-        self.left_out = []
+        self.withdrawn = self.left_out = _NO_INDEXES
         self.base_timestamp = -1
         self.max_timestamp = -1
         self.base_offset = self.log_append_time = self.log_start_offset = -1
@@ -535,6 +541,8 @@ cdef class Batch:
         assert delivery.state == PENDING and delivery.batch is self and self.state is not _DONE
         note_early_end(self, [delivery.index], error)
         if withdraw:
+            if self.withdrawn is _NO_INDEXES:
+                self.withdrawn = []
             insort(self.withdrawn, delivery.index)
         set_flag(&delivery.state, ENDED)
         schedule_callbacks(delivery)
@@ -621,6 +629,19 @@ cdef class Batch:
             if left_out <= index:
                 index += 1
         return index
+
+    def __del__(self):
+        """Report the failures that no caller can retrieve any more."""
+        if not self.unretrieved or self.parts is not None or self.was_given_up_on_request:
+            return
+        failures = self.queue.unretrieved
+        if failures is None:
+            return
+        if self.error is not None:
+            failures.add(self.queue.topic, self.error, self.unretrieved)
+        elif self.record_errors:       # the other records are in the log
+            for error in self.unretrieved_errors[: self.unretrieved]:
+                failures.add(self.queue.topic, error, 1)
 
 
 cdef int note_early_end(Batch batch, list indexes, error) except -1:
@@ -1097,6 +1118,10 @@ cdef class PartitionQueue:
     """The number of bytes that the next batch initially reserves: the size of the last batch."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
+    cdef public int64_t log_end
+    """The offset after the last acknowledged record; -1 if nothing has been acknowledged."""
+    cdef public tuple last_acknowledged
+    """The order of the batch with this record."""
     cdef readonly object unretrieved
     """The producer's unretrieved.Unretrieved, to which batches report; None for a batch that is not in a queue yet."""
 
@@ -1108,6 +1133,8 @@ cdef class PartitionQueue:
         self.in_flight = ()
         self.size_hint = 1024
         self.node_id = -1
+        self.log_end = -1
+        self.last_acknowledged = NO_BATCH
 
     def __repr__(self):
         return f"<PartitionQueue {self.topic}-{self.partition}: {len(self.batches)} batches>"

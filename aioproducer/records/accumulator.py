@@ -149,9 +149,9 @@ class Accumulator:
                 self._loop,
                 capacity,
                 size if size >= LARGE_RECORD or size > self.batch_limit else self.batch_limit,
-                order=(next(self._orders), 0),
-                created=now,
-                deadline=now + self._config.delivery_timeout,
+                (next(self._orders), 0),
+                now,
+                now + self._config.delivery_timeout,
             )
         except MemoryError:
             self.memory.give(capacity)

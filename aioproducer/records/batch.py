@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from crc32c import crc32c
 
 from aioproducer.errors import IllegalStateError, RecordTooLargeError
+from aioproducer.protocol._request_path import batch_header
 from aioproducer.protocol.compression import Codec
-from aioproducer.protocol.recordbatch import HEADER_SIZE, LOG_OVERHEAD, MAGIC
-from aioproducer.records._record_path import Batch, BatchState, PartitionQueue
+from aioproducer.protocol.recordbatch import HEADER_SIZE
+from aioproducer.records._record_path import NO_BATCH, Batch, BatchState, PartitionQueue
 from aioproducer.types import Headers, Outcome
 
 if TYPE_CHECKING:
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
     from aioproducer.records.idempotence import ProducerIdentity
 
 _UNSUMMED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
-_SUMMED = struct.Struct(
-    ">hiqqqhii"
-)  # attributes, last offset delta, timestamps, producer, epoch, sequence, count
-_NO_PRODUCER = (-1, -1, -1)
+_NO_IDENTITY = (-1, -1, False)
 _TRANSACTIONAL = 0x10
 NAMED = 0
 """The value used in place of a topic id if the topic was addressed by name."""
@@ -61,7 +59,6 @@ class ProducerBatch(Batch):
         "rebuilds",
         "refusals",
         "segments",
-        "was_given_up_on_request",
         "wire_size",
     )
 
@@ -71,12 +68,11 @@ class ProducerBatch(Batch):
         loop: AbstractEventLoop,
         capacity: int,
         limit: int,
-        *,
         order: tuple[int, int],
         created: float,
         deadline: float,
     ) -> None:
-        super().__init__(queue, loop, capacity, limit)
+        Batch.__init__(self, queue, loop, capacity, limit)  # super() would take longer
         self.order = order
         """The position among all batches for the partition: the number that the batch received when it was opened, and
         the index of its first record in the batch that was split (0 if this batch is not part of a split one)."""
@@ -115,9 +111,6 @@ class ProducerBatch(Batch):
         self.is_counted = False
         """True from just before the records are counted by outcome, so that metrics() in another thread does not also
         count them as buffered."""
-        self.was_given_up_on_request = False
-        """True if the user asked for the failure, for example by calling abort_transaction(). Such a failure is not
-        reported as unretrieved."""
 
     def enter(self, queue: PartitionQueue, order: tuple[int, int], created: float, deadline: float) -> None:
         """Assign a place in a queue to a batch that the user built."""
@@ -180,9 +173,9 @@ class ProducerBatch(Batch):
             loop,
             room,
             room,
-            order=(self.order[0], self.order[1] + first),
-            created=self.created,
-            deadline=self.deadline,
+            (self.order[0], self.order[1] + first),
+            self.created,
+            self.deadline,
         )
         part.take_records(self, first, end, errors)
         part.close()
@@ -240,12 +233,20 @@ class ProducerBatch(Batch):
         header."""
         assert self.is_whole
         if not self.segments:
-            identity, first = self.identity, self.first_sequence
-            numbers = _NO_PRODUCER if identity is None else (identity.producer_id, identity.epoch, first)
             # The transactional bit depends on the identity alone. A batch with only the bit or only the producer id
             # would be appended outside any transaction, without an error.
-            is_transactional = identity is not None and identity.is_transactional
-            self.segments = (self._header(*numbers, is_transactional), self.payload)
+            producer_id, epoch, is_transactional = self.identity or _NO_IDENTITY
+            header = batch_header(
+                self.payload,
+                self.codec | (_TRANSACTIONAL if is_transactional else 0),
+                self.record_count,
+                self.base_timestamp,
+                self.max_timestamp,
+                producer_id,
+                epoch,
+                -1 if self.identity is None else self.first_sequence,
+            )
+            self.segments = (header, self.payload)
         return self.segments
 
     def is_intact(self) -> bool:
@@ -259,24 +260,6 @@ class ProducerBatch(Batch):
     def count_refusal(self, code: int) -> None:
         """Count an error response with this code."""
         self.refusals = {**self.refusals, code: self.refusals.get(code, 0) + 1}
-
-    def _header(
-        self, producer_id: int, producer_epoch: int, first_sequence: int, is_transactional: bool
-    ) -> bytes:
-        # recordbatch.py describes the layout. The checksum covers all bytes after itself.
-        summed = _SUMMED.pack(
-            self.codec | (_TRANSACTIONAL if is_transactional else 0),
-            self.record_count - 1,
-            self.base_timestamp,
-            self.max_timestamp,
-            producer_id,
-            producer_epoch,
-            first_sequence,
-            self.record_count,
-        )
-        checksum = crc32c(self.payload, crc32c(summed))
-        # The broker assigns the base offset, and it ignores the leader epoch.
-        return _UNSUMMED.pack(0, self.wire_size - LOG_OVERHEAD, -1, MAGIC, checksum) + summed
 
     def mark_sent(self, broker: int) -> None:
         """Seal the batch for an attempt that begins now. An idempotent producer numbers the batch before the first
@@ -310,16 +293,6 @@ class ProducerBatch(Batch):
         # A transport that is still writing these bytes has its own references.
         self.payload = b""
         self.segments = ()
-
-    def __del__(self) -> None:
-        failures = self.queue.unretrieved
-        if failures is None or not self.unretrieved or self.parts is not None or self.was_given_up_on_request:
-            return
-        if self.error is not None:
-            failures.add(self.queue.topic, self.error, self.unretrieved)
-        elif self.record_errors:  # the other records are in the log
-            for error in self.unretrieved_errors[: self.unretrieved]:
-                failures.add(self.queue.topic, error, 1)
 
 
 class FlushWait:
@@ -356,7 +329,7 @@ def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> 
         loop,
         min(1024, limit),
         limit,
-        order=(-1, 0),
+        NO_BATCH,
         created=0,
         deadline=0,
     )

@@ -14,11 +14,9 @@ from aioproducer.cluster import Cluster, TopicInfo
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import counted
 from aioproducer.metrics import Metrics
-from aioproducer.records._record_path import PartitionQueue
+from aioproducer.records._record_path import NO_BATCH, PartitionQueue
 from aioproducer.records.batch import ProducerBatch
 
-_NOTHING = (-1, (-1, 0))
-"""The value of `_ends` for a partition in which nothing has been acknowledged."""
 MOST_NAMED = 10
 """The maximum number of partitions whose offsets appear in a log line."""
 
@@ -42,8 +40,8 @@ class LossWatch:
         self._metadata_max_age = config.metadata_max_age
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
         """If False, responses from two leaders may be in flight, and the later response may have the lower offset."""
-        self._ends: dict[PartitionQueue, tuple[int, tuple[int, int]]] = {}
-        """The offset after the last acknowledged record, and the order of its batch."""
+        self._acknowledged: dict[str, list[PartitionQueue]] = {}
+        """The partitions of each topic in which something has been acknowledged: `log_end` is not -1."""
         self._infos: dict[str, TopicInfo] = {}
         self._former_ids: set[UUID] = set()
         """Former ids of topics that were re-created. Outdated metadata may still contain them."""
@@ -60,35 +58,39 @@ class LossWatch:
 
     def note_acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
         """Note that a batch was acknowledged and that its first record has this offset."""
-        before = self._ends.get(batch.queue, _NOTHING)
-        if base_offset < before[0] or self._suspects or self._of_former_topic:
-            self._look_closer(batch, base_offset, before, now)
-        else:
-            self._ends[batch.queue] = base_offset + batch.record_count, batch.order
-
-    def _look_closer(
-        self, batch: ProducerBatch, base_offset: int, last_end: tuple[int, tuple[int, int]], now: float
-    ) -> None:
-        before, order = last_end
         queue = batch.queue
+        if base_offset < queue.log_end or self._suspects or self._of_former_topic:
+            self._look_closer(batch, base_offset, now)
+        else:
+            self._set_end(batch, base_offset)
+
+    def _look_closer(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
+        queue = batch.queue
+        before = queue.log_end
         last = self._of_former_topic.get(queue)
         if last is not None:
             if batch.order <= last:
                 return  # the batch was acknowledged for the former topic
             del self._of_former_topic[queue]
-        if batch.order < order:
+        if batch.order < queue.last_acknowledged:
             return  # the batch is older than the last acknowledged one
         suspicion = self._suspects.pop(queue, None)
-        end = base_offset + batch.record_count, batch.order
         if base_offset >= before:
-            self._ends[queue] = end
+            self._set_end(batch, base_offset)
             if suspicion is not None:
                 self._report(_possible_loss(queue, before, suspicion))
         elif self._is_ordered:
-            self._ends[queue] = end
+            self._set_end(batch, base_offset)
             if before > self._reported.get(queue, (-1, now))[0]:
                 self._reported[queue] = before, now
                 self._report(_shorter_log(queue, batch.broker, base_offset, before))
+
+    def _set_end(self, batch: ProducerBatch, base_offset: int) -> None:
+        queue = batch.queue
+        if queue.log_end < 0:
+            self._acknowledged.setdefault(queue.topic, []).append(queue)
+        queue.log_end = base_offset + batch.record_count
+        queue.last_acknowledged = batch.order
 
     def lost_track(self, batch: ProducerBatch, refusal: str) -> None:
         """Note that a broker no longer knows the batch before this one, even though it had acknowledged that batch."""
@@ -98,7 +100,7 @@ class LossWatch:
             and not sequence.has_gap
             and sequence.confirmed_on is not None
             and sequence.confirmed_on[0] == batch.identity
-            and batch.queue in self._ends
+            and batch.queue.log_end >= 0
         ):
             # The next acknowledgement shows whether the log became shorter.
             self._suspects[batch.queue] = refusal
@@ -117,8 +119,8 @@ class LossWatch:
 
     def _recreated(self, info: TopicInfo, former_id: UUID, now: float) -> None:
         last_offsets = {}
-        for queue in [queue for queue in self._ends if queue.topic == info.name]:
-            end, _ = self._ends.pop(queue)
+        for queue in self._acknowledged.pop(info.name, []):
+            end, queue.log_end, queue.last_acknowledged = queue.log_end, -1, NO_BATCH
             self._suspects.pop(queue, None)
             if queue.in_flight:
                 self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)

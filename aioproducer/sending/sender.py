@@ -315,7 +315,10 @@ class Sender:
         now = self._loop.time()
         for batch in batches:
             queue = batch.queue
-            queue.in_flight = tuple([other for other in queue.in_flight if other is not batch])
+            in_flight = queue.in_flight
+            queue.in_flight = (
+                () if len(in_flight) == 1 else tuple([other for other in in_flight if other is not batch])
+            )
         if error is not None:
             addressed = self._addressed(connection, topics)
             for batch in batches:

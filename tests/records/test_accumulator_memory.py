@@ -436,3 +436,20 @@ async def test_unretrieved_failures_are_logged_once_for_each_topic_and_error(cap
     assert len(caplog.records) == 1
     assert "6 records for topic orders" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_a_batch_of_one_record_is_four_objects_for_the_garbage_collector():
+    """The batch, its order, its linger and its place in the queue; with 10,000 partitions, more of them show."""
+    bench = Bench([0] * 200)
+    deliveries = [bench.send(partition) for partition in range(100)]
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        deliveries += [bench.send(partition) for partition in range(100, 200)]
+        after = len(gc.get_objects())
+    finally:
+        gc.enable()
+
+    assert all(delivery.batch.record_count == 1 for delivery in deliveries)
+    assert round((after - before) / 100) == 4
