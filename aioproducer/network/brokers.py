@@ -377,7 +377,7 @@ class Brokers:
             entry = self._entries.get(node_id)
             if entry is None:
                 self._want_update()
-                raise BrokerConnectionError(f"broker {node_id} is not known", written=False)
+                raise self._unknown(node_id)
             if entry.is_ready and entry.throttled_until <= now:
                 if about_to_write is not None:
                     about_to_write()
@@ -398,6 +398,16 @@ class Brokers:
                 self._connect(entry)
             times = [deadline, entry.throttled_until, entry.retry_at]
             await self._changes.next(min(time for time in times if time > now))
+
+    def _unknown(self, node_id: int) -> BrokerConnectionError:
+        """Return the error for a broker that is not known, with the reason why the cluster's nodes were discarded."""
+        former = self._former.get(node_id)
+        if former is None or former.last_error is None:
+            return BrokerConnectionError(f"broker {node_id} is not known", written=False)
+        return BrokerConnectionError(
+            f"broker {node_id} is no longer known; its last connection error was: {former.last_error}",
+            written=False,
+        )
 
     def finalized_feature(self, name: str) -> int:
         """Return the level of a feature that the cluster has finalized (KIP-584); 0 if no broker has reported it.

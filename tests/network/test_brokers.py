@@ -494,6 +494,23 @@ async def test_a_rebootstrap_returns_to_the_bootstrap_addresses_and_keeps_their_
         await net.become_ready(0)
 
 
+async def test_a_broker_that_a_rebootstrap_discarded_is_named_with_its_last_error():
+    async with net_of(echo) as net:
+        port = dead_port()
+        net.brokers.update(cluster_of(port))
+        with pytest.raises(BrokerConnectionError, match=f"{HOST}:{port}"):
+            await net.brokers.request_node(0, QUESTION, LONG)
+
+        net.brokers.rebootstrap()
+
+        with pytest.raises(
+            BrokerConnectionError, match=f"^broker 0 is no longer known; its last .* was: {HOST}:{port}"
+        ):
+            await net.brokers.request_node(0, QUESTION, LONG)
+        with pytest.raises(BrokerConnectionError, match=r"^broker 7 is not known$"):
+            await net.brokers.request_node(7, QUESTION, LONG)
+
+
 # Any broker
 
 
