@@ -6,7 +6,8 @@ decoded with the declared message."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
 
 from aioproducer.protocol._request_path import encode_produce, read_success
 from aioproducer.protocol.api import decode_response
@@ -37,25 +38,17 @@ class Appended(NamedTuple):
     throttle_time_ms: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProduceBatches:
     """A Produce request with at most one batch per partition. Each topic is a tuple (name, id as a number, batches)."""
 
-    __slots__ = ("_acks", "_places", "_timeout_ms", "_topics", "_transactional_id")
+    api_key: ClassVar = ApiKey.PRODUCE
 
-    api_key = ApiKey.PRODUCE
-
-    def __init__(
-        self,
-        transactional_id: str | None,
-        acks: int,
-        timeout_ms: int,
-        topics: Sequence[tuple[str, int, Sequence[Sealed]]],
-    ) -> None:
-        self._transactional_id = transactional_id
-        self._acks = acks
-        self._timeout_ms = timeout_ms
-        self._topics = topics
-        self._places: dict[bytes, dict[int, int]] = {}
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: Sequence[tuple[str, int, Sequence[Sealed]]]
+    _places: dict[bytes, dict[int, int]] = field(default_factory=dict, init=False)
 
     def frame(self, version: int, correlation_id: int, client_id: str | None) -> list[bytes | memoryview]:
         """Encode the request as a list of segments, the first of which starts with the length. Records are not copied.
@@ -67,10 +60,10 @@ class ProduceBatches:
             version,
             correlation_id,
             client_id,
-            self._transactional_id,
-            self._acks,
-            self._timeout_ms,
-            self._topics,
+            self.transactional_id,
+            self.acks,
+            self.timeout_ms,
+            self.topics,
         )
         return segments
 

@@ -133,7 +133,7 @@ class Stage:
     def sent(self, node: int = 0) -> list[list[tuple[str, int, int]]]:
         """Return, for each request to the node, its topics with their ids and numbers of batches."""
         return [
-            [(name, topic_id, len(batches)) for name, topic_id, batches in entry.request._topics]
+            [(name, topic_id, len(batches)) for name, topic_id, batches in entry.request.topics]
             for entry in self.lines[node].requests
         ]
 
@@ -433,7 +433,7 @@ async def test_a_request_has_the_settings_and_its_batches_by_topic():
 
     [entry] = stage.lines[0].requests
     assert stage.sent() == [[("orders", 1, 2), ("others", 2, 1)]]
-    assert (entry.request._transactional_id, entry.request._acks, entry.request._timeout_ms) == (
+    assert (entry.request.transactional_id, entry.request.acks, entry.request.timeout_ms) == (
         None,
         1,
         1500,
@@ -483,7 +483,7 @@ async def test_the_version_of_a_transaction_limits_the_version_of_the_request(is
     [entry] = stage.lines[0].requests
     assert entry.version_ceiling == ceiling
     assert list(stage.transaction.written) == [TopicPartition("orders", 0)]
-    assert entry.request._transactional_id is stage.bench.config.transactional_id
+    assert entry.request.transactional_id is stage.bench.config.transactional_id
 
 
 async def test_batches_are_counted_at_their_first_attempt_and_as_retries_later():
