@@ -26,6 +26,7 @@ from tests.campaigns.simulation.planted import BUGS
 from tests.campaigns.simulation.run import Result, run
 from tests.campaigns.simulation.soak import Tally, play, report
 from tests.campaigns.simulation.unseen import UNSEEN
+from tests.campaigns.workers import Workers
 
 pytestmark = pytest.mark.slow
 
@@ -306,22 +307,43 @@ def test_lost_receipts_of_one_run_are_not_reported_in_a_later_one(caplog):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_soak_reports_when_it_is_stopped_and_leaves_no_process(how):
-    soak = subprocess.Popen(
-        [sys.executable, "-m", "tests.campaigns.simulation.soak", "--schedules", "1000000"],
+@pytest.mark.parametrize(
+    ("command", "counted"),
+    [(["soak", "--schedules", "1000000"], "schedules a minute"), (["play_catalogue"], "plays: ")],
+)
+def test_a_campaign_reports_when_it_is_stopped_and_leaves_no_process(command, counted, how):
+    with subprocess.Popen(
+        [sys.executable, "-m", f"tests.campaigns.simulation.{command[0]}", *command[1:]],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert soak.stderr is not None
-    assert soak.stderr.readline(), "no progress was reported"
-    soak.send_signal(how)
-    out, error = soak.communicate(timeout=60)  # returns when the last process has closed its output
+    ) as campaign:
+        assert campaign.stderr is not None
+        assert campaign.stderr.readline(), "no progress was reported"
+        campaign.send_signal(how)
+        out, error = campaign.communicate(timeout=60)  # returns when the last process has closed its output
 
-    assert "schedules a minute" in out
+    assert counted in out
     assert "findings:" in out
+    assert "stopping once" in error
     assert "Traceback" not in error
+
+
+def test_a_signal_between_two_results_raises_nothing_and_stops_the_workers():
+    """KeyboardInterrupt, raised just after a future's lock was taken, left it locked: the pool never ended."""
+    before = signal.getsignal(signal.SIGINT)
+    with Workers(1) as workers:
+        found = []
+        for squared in workers.results(pow, ((number, 2) for number in range(100))):
+            found.append(squared)
+            if squared == 9:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGTERM)
+
+    assert found == [0, 1, 4, 9]
+    assert workers.is_stopping
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.promise(

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 
 from tests.campaigns.fuzz.fuzzer import BLOCK, Fuzzer, Tally, drawn
 from tests.campaigns.fuzz.targets import TARGETS
+from tests.campaigns.workers import Workers
 
 SHARE = 50 * BLOCK
 """The number of frames that a process is given at a time: about a second's work."""
@@ -38,26 +37,14 @@ def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Ta
     """Feed the frames in several processes; return the results and the seconds that it took."""
     began = time.perf_counter()
     tally = Tally()
-    shares = _shares(frames)
-    pool = ProcessPoolExecutor(processes, initializer=_ignore_interrupt)
-    try:
-        running = [pool.submit(feed, seed, *share) for share in itertools.islice(shares, processes * 2)]
-        while running:
-            tally.add(running.pop(0).result())
-            took = time.perf_counter() - began
-            _show(tally, frames, took)
-            if took < seconds and len(tally.findings) < ENOUGH:
-                running += [pool.submit(feed, seed, *share) for share in itertools.islice(shares, 1)]
-    except KeyboardInterrupt:
-        sys.stderr.write("\nstopped\n")
-    finally:
-        pool.shutdown(cancel_futures=True)
+    wanted = itertools.takewhile(
+        lambda _: time.perf_counter() - began < seconds and len(tally.findings) < ENOUGH, _shares(frames)
+    )
+    with Workers(processes) as workers:
+        for fed in workers.results(feed, ((seed, *share) for share in wanted)):
+            tally.add(fed)
+            _show(tally, frames, time.perf_counter() - began)
     return tally, time.perf_counter() - began
-
-
-def _ignore_interrupt() -> None:
-    """Ignore Ctrl-C, which is for the process that prints; the others finish the share that they have begun."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _show(tally: Tally, frames: int, took: float) -> None:

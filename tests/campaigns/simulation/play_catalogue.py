@@ -11,7 +11,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.campaigns.simulation import (
@@ -20,8 +19,9 @@ from tests.campaigns.simulation import (
     scenarios_numbers,
     scenarios_transactions,
 )
-from tests.campaigns.simulation.soak import FINDINGS_SHOWN, ignore_interrupt
+from tests.campaigns.simulation.soak import FINDINGS_SHOWN
 from tests.campaigns.simulation.stage import SCENARIOS, Scenario, play
+from tests.campaigns.workers import Workers
 
 MODULES = (scenarios_cluster, scenarios_connections, scenarios_numbers, scenarios_transactions)
 """Importing them registers their scenarios."""
@@ -111,17 +111,12 @@ def main() -> int:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
     plays = Plays()
-    pool = ProcessPoolExecutor(arguments.processes, initializer=ignore_interrupt)
-    try:
-        for seed_plays in pool.map(play_seed, [indexes] * len(seeds), seeds):
+    with Workers(arguments.processes) as workers:
+        for seed_plays in workers.results(play_seed, ((indexes, seed) for seed in seeds)):
             plays.add(seed_plays)
             took = time.perf_counter() - began
             sys.stderr.write(f"{plays.count} plays, {len(plays.findings)} findings, {took:.0f} s\n")
             sys.stderr.flush()
-    except KeyboardInterrupt:
-        sys.stderr.write("\nstopped\n")
-    finally:
-        pool.shutdown(cancel_futures=True)
     sys.stdout.write(report(plays, len(indexes), len(seeds), time.perf_counter() - began) + "\n")
     return 1 if plays.findings else 0
 

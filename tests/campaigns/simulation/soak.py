@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.campaigns.simulation.faults import KINDS as FAULTS
 from tests.campaigns.simulation.plan import KINDS, plan
 from tests.campaigns.simulation.run import replay, run
+from tests.campaigns.workers import Workers
 
 FINDINGS_SHOWN = 20
 SHARE = 4
@@ -127,35 +126,19 @@ def main() -> int:
     seeds = max(arguments.schedules // len(kinds), 1)
     began = time.perf_counter()
     tally = Tally()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    pool = ProcessPoolExecutor(arguments.processes, initializer=ignore_interrupt)
-    try:
-        shares = _shares(arguments.seed, seeds, SHARE)
-        first = itertools.islice(shares, arguments.processes * 2)
-        running = [pool.submit(play, kinds, share) for share in first]
-        while running:
-            played = running.pop(0).result()
+    in_time = itertools.takewhile(
+        lambda _: time.perf_counter() - began < arguments.seconds, _shares(arguments.seed, seeds, SHARE)
+    )
+    with Workers(arguments.processes) as workers:
+        for played in workers.results(play, ((kinds, share) for share in in_time)):
             tally.add(played)
             for finding in played.findings:
                 sys.stderr.write(f"finding: {finding}\n")
             took = time.perf_counter() - began
             sys.stderr.write(f"{tally.schedules} schedules, {len(tally.findings)} findings, {took:.0f} s\n")
             sys.stderr.flush()
-            share = next(shares, None) if took < arguments.seconds else None
-            if share is not None:
-                running.append(pool.submit(play, kinds, share))
-    except KeyboardInterrupt:
-        sys.stderr.write("\nstopped\n")
-    finally:
-        pool.shutdown(cancel_futures=True)
     sys.stdout.write(report(tally, time.perf_counter() - began) + "\n")
     return 1 if tally.findings else 0
-
-
-def ignore_interrupt() -> None:
-    """Ignore Ctrl-C: the parent stops the run, and this process finishes the share that it has begun."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler
 
 
 if __name__ == "__main__":
