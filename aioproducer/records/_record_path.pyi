@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aioproducer.records.unretrieved import Unretrieved
 
 HEADER_SIZE: int
-NO_BATCH: tuple[int, int]
+NO_ORDER: tuple[int, int]
 LARGE_RECORD: int
 
 def whole_number(value: object) -> int | None: ...
@@ -139,8 +139,8 @@ class PartitionQueue:
     sequence: PartitionSequence | None
     size_hint: int
     node_id: int
-    log_end: int
-    last_acknowledged: tuple[int, int]
+    acknowledged_end: int
+    acknowledged_order: tuple[int, int]
     @property
     def unretrieved(self) -> Unretrieved | None: ...
     def __init__(self, topic: str, partition: int, unretrieved: Unretrieved | None = None) -> None: ...

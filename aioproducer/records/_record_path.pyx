@@ -94,7 +94,7 @@ DEF LARGE = 4 << 20            # a thread copies values of this size or more; 10
 DEF STICKY_LEAST = 16 << 10    # bytes of keyless records after which the partition may change (as in Java)
 
 HEADER_SIZE = HEADER
-NO_BATCH = (-1, 0)             # comes before the order of every batch
+NO_ORDER = (-1, 0)             # before the order of every batch in a queue
 LARGE_RECORD = LARGE
 
 cdef object _running_loop = asyncio._get_running_loop
@@ -1098,8 +1098,9 @@ include "_gathering.pxi"
 cdef class PartitionQueue:
     """The batches for one partition that are not in flight, oldest first; the last one may be open.
 
-    The accumulator owns the queue. The code in this file writes only `tail`. An idle queue is kept small, since a
-    producer keeps the queue of each partition that it has ever written to.
+    The accumulator owns the queue. Sender writes `in_flight`, Numbering `sequence`, LossWatch `acknowledged_end` and
+    `acknowledged_order`, and the code in this file only `tail`. An idle queue is kept small, since a producer keeps the
+    queue of each partition that it has ever written to.
     """
 
     cdef readonly str topic
@@ -1118,10 +1119,10 @@ cdef class PartitionQueue:
     """The number of bytes that the next batch initially reserves: the size of the last batch."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
-    cdef public int64_t log_end
+    cdef public int64_t acknowledged_end
     """The offset after the last acknowledged record; -1 if nothing has been acknowledged."""
-    cdef public tuple last_acknowledged
-    """The order of the batch with this record."""
+    cdef public tuple acknowledged_order
+    """The order of the last acknowledged batch; NO_ORDER if nothing has been acknowledged."""
     cdef readonly object unretrieved
     """The producer's unretrieved.Unretrieved, to which batches report; None for a batch that is not in a queue yet."""
 
@@ -1133,8 +1134,8 @@ cdef class PartitionQueue:
         self.in_flight = ()
         self.size_hint = 1024
         self.node_id = -1
-        self.log_end = -1
-        self.last_acknowledged = NO_BATCH
+        self.acknowledged_end = -1
+        self.acknowledged_order = NO_ORDER
 
     def __repr__(self):
         return f"<PartitionQueue {self.topic}-{self.partition}: {len(self.batches)} batches>"

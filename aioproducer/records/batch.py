@@ -17,7 +17,7 @@ from aioproducer.errors import IllegalStateError, RecordTooLargeError
 from aioproducer.protocol._request_path import batch_header
 from aioproducer.protocol.compression import Codec
 from aioproducer.protocol.recordbatch import HEADER_SIZE
-from aioproducer.records._record_path import NO_BATCH, Batch, BatchState, PartitionQueue
+from aioproducer.records._record_path import NO_ORDER, Batch, BatchState, PartitionQueue
 from aioproducer.types import Headers, Outcome
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _empty_batch(queue: PartitionQueue, loop: AbstractEventLoop, limit: int) -> 
         loop,
         min(1024, limit),
         limit,
-        NO_BATCH,
+        NO_ORDER,
         created=0,
         deadline=0,
     )

@@ -14,7 +14,7 @@ from aioproducer.cluster import Cluster, TopicInfo
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import counted
 from aioproducer.metrics import Metrics
-from aioproducer.records._record_path import NO_BATCH, PartitionQueue
+from aioproducer.records._record_path import NO_ORDER, PartitionQueue
 from aioproducer.records.batch import ProducerBatch
 
 MOST_NAMED = 10
@@ -41,7 +41,7 @@ class LossWatch:
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
         """If False, responses from two leaders may be in flight, and the later response may have the lower offset."""
         self._acknowledged: dict[str, list[PartitionQueue]] = {}
-        """The partitions of each topic in which something has been acknowledged: `log_end` is not -1."""
+        """The partitions of each topic in which something has been acknowledged: `acknowledged_end` is not -1."""
         self._infos: dict[str, TopicInfo] = {}
         self._former_ids: set[UUID] = set()
         """Former ids of topics that were re-created. Outdated metadata may still contain them."""
@@ -59,20 +59,20 @@ class LossWatch:
     def note_acknowledged(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
         """Note that a batch was acknowledged and that its first record has this offset."""
         queue = batch.queue
-        if base_offset < queue.log_end or self._suspects or self._of_former_topic:
+        if base_offset < queue.acknowledged_end or self._suspects or self._of_former_topic:
             self._look_closer(batch, base_offset, now)
         else:
             self._set_end(batch, base_offset)
 
     def _look_closer(self, batch: ProducerBatch, base_offset: int, now: float) -> None:
         queue = batch.queue
-        before = queue.log_end
+        before = queue.acknowledged_end
         last = self._of_former_topic.get(queue)
         if last is not None:
             if batch.order <= last:
                 return  # the batch was acknowledged for the former topic
             del self._of_former_topic[queue]
-        if batch.order < queue.last_acknowledged:
+        if batch.order < queue.acknowledged_order:
             return  # the batch is older than the last acknowledged one
         suspicion = self._suspects.pop(queue, None)
         if base_offset >= before:
@@ -87,10 +87,10 @@ class LossWatch:
 
     def _set_end(self, batch: ProducerBatch, base_offset: int) -> None:
         queue = batch.queue
-        if queue.log_end < 0:
+        if queue.acknowledged_end < 0:
             self._acknowledged.setdefault(queue.topic, []).append(queue)
-        queue.log_end = base_offset + batch.record_count
-        queue.last_acknowledged = batch.order
+        queue.acknowledged_end = base_offset + batch.record_count
+        queue.acknowledged_order = batch.order
 
     def lost_track(self, batch: ProducerBatch, refusal: str) -> None:
         """Note that a broker no longer knows the batch before this one, even though it had acknowledged that batch."""
@@ -100,7 +100,7 @@ class LossWatch:
             and not sequence.has_gap
             and sequence.confirmed_on is not None
             and sequence.confirmed_on[0] == batch.identity
-            and batch.queue.log_end >= 0
+            and batch.queue.acknowledged_end >= 0
         ):
             # The next acknowledgement shows whether the log became shorter.
             self._suspects[batch.queue] = refusal
@@ -120,7 +120,7 @@ class LossWatch:
     def _recreated(self, info: TopicInfo, former_id: UUID, now: float) -> None:
         last_offsets = {}
         for queue in self._acknowledged.pop(info.name, []):
-            end, queue.log_end, queue.last_acknowledged = queue.log_end, -1, NO_BATCH
+            end, queue.acknowledged_end, queue.acknowledged_order = queue.acknowledged_end, -1, NO_ORDER
             self._suspects.pop(queue, None)
             if queue.in_flight:
                 self._of_former_topic[queue] = max(batch.order for batch in queue.in_flight)
