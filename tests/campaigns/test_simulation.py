@@ -26,7 +26,7 @@ from tests.campaigns.simulation.planted import BUGS
 from tests.campaigns.simulation.run import Result, run
 from tests.campaigns.simulation.soak import Tally, play, report
 from tests.campaigns.simulation.unseen import UNSEEN
-from tests.campaigns.workers import Workers
+from tests.campaigns.workers import started_workers
 
 pytestmark = pytest.mark.slow
 
@@ -331,9 +331,9 @@ def test_a_campaign_reports_when_it_is_stopped_and_leaves_no_process(command, co
 
 
 def test_a_signal_between_two_results_raises_nothing_and_stops_the_workers():
-    """KeyboardInterrupt, raised just after a future's lock was taken, left it locked: the pool never ended."""
+    """A KeyboardInterrupt just after a future's lock was taken would leave the lock taken and the pool waiting."""
     before = signal.getsignal(signal.SIGINT)
-    with Workers(1) as workers:
+    with started_workers(1) as workers:
         found = []
         for squared in workers.results(pow, ((number, 2) for number in range(100))):
             found.append(squared)

@@ -1,7 +1,7 @@
-"""Processes that work on the shares of a campaign until all are done, or until Ctrl-C or SIGTERM.
+"""Runs the shares of a campaign in several processes, until all are done or Ctrl-C or SIGTERM stops them.
 
-A signal only sets a flag. If its handler raised KeyboardInterrupt, the exception could leave a lock of a future locked,
-and the pool's thread, which needs this lock, would never end."""
+A signal only sets a flag. A KeyboardInterrupt could be raised just after the main thread has taken a future's lock. The
+lock would stay taken, and the pool's thread would wait for it forever."""
 
 from __future__ import annotations
 
@@ -11,51 +11,49 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 class Workers:
-    """Use with `with`, in the main thread. At its end, the shares that have begun are finished, and no others begin."""
+    """Processes that work on shares of a campaign, until a signal stops them."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._before: list[Any] = []
+        self.pool = ProcessPoolExecutor(processes, initializer=_leave_signals_to_parent)
         self.is_stopping = False
 
-    def __enter__(self) -> Self:
-        self._before = [signal.signal(number, self._stop) for number in _SIGNALS]
-        self._pool = ProcessPoolExecutor(self._processes, initializer=_leave_signals_to_parent)
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        for number, handler in zip(_SIGNALS, self._before, strict=True):
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Begin no further share. This is a signal handler."""
         if not self.is_stopping:
             self.is_stopping = True
             sys.stderr.write("\nstopping once the current shares are finished\n")
 
     def results(self, function: Callable[..., T], shares: Iterable[tuple[Any, ...]]) -> Iterator[T]:
-        """Yield what the function returns for each share, in order. Few shares are taken before they can begin."""
+        """Yield the function's result for each share, in order. At most two shares per process are taken in advance."""
         left = iter(shares)
         running = deque(
-            self._pool.submit(function, *share) for share in itertools.islice(left, 2 * self._processes)
+            self.pool.submit(function, *share) for share in itertools.islice(left, 2 * self._processes)
         )
         while running and not self.is_stopping:
             yield running.popleft().result()
-            running.extend(self._pool.submit(function, *share) for share in itertools.islice(left, 1))
+            running.extend(self.pool.submit(function, *share) for share in itertools.islice(left, 1))
+
+
+@contextmanager
+def started_workers(processes: int) -> Iterator[Workers]:
+    """Run workers during the block, in the main thread. At its end, the shares that have begun are finished."""
+    workers = Workers(processes)
+    before = {number: signal.signal(number, workers.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield workers
+    finally:
+        workers.pool.shutdown(cancel_futures=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave_signals_to_parent() -> None:

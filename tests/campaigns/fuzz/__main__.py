@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from tests.campaigns.fuzz.fuzzer import BLOCK, Fuzzer, Tally, drawn
 from tests.campaigns.fuzz.targets import TARGETS
-from tests.campaigns.workers import Workers
+from tests.campaigns.workers import started_workers
 
 SHARE = 50 * BLOCK
 """The number of frames that a process is given at a time: about a second's work."""
@@ -40,7 +40,7 @@ def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Ta
     wanted = itertools.takewhile(
         lambda _: time.perf_counter() - began < seconds and len(tally.findings) < ENOUGH, _shares(frames)
     )
-    with Workers(processes) as workers:
+    with started_workers(processes) as workers:
         for fed in workers.results(feed, ((seed, *share) for share in wanted)):
             tally.add(fed)
             _show(tally, frames, time.perf_counter() - began)

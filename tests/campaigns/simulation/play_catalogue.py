@@ -21,7 +21,7 @@ from tests.campaigns.simulation import (
 )
 from tests.campaigns.simulation.soak import FINDINGS_SHOWN
 from tests.campaigns.simulation.stage import SCENARIOS, Scenario, play
-from tests.campaigns.workers import Workers
+from tests.campaigns.workers import started_workers
 
 MODULES = (scenarios_cluster, scenarios_connections, scenarios_numbers, scenarios_transactions)
 """Importing them registers their scenarios."""
@@ -111,7 +111,7 @@ def main() -> int:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
     plays = Plays()
-    with Workers(arguments.processes) as workers:
+    with started_workers(arguments.processes) as workers:
         for seed_plays in workers.results(play_seed, ((indexes, seed) for seed in seeds)):
             plays.add(seed_plays)
             took = time.perf_counter() - began

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tests.campaigns.simulation.faults import KINDS as FAULTS
 from tests.campaigns.simulation.plan import KINDS, plan
 from tests.campaigns.simulation.run import replay, run
-from tests.campaigns.workers import Workers
+from tests.campaigns.workers import started_workers
 
 FINDINGS_SHOWN = 20
 SHARE = 4
@@ -129,7 +129,7 @@ def main() -> int:
     in_time = itertools.takewhile(
         lambda _: time.perf_counter() - began < arguments.seconds, _shares(arguments.seed, seeds, SHARE)
     )
-    with Workers(arguments.processes) as workers:
+    with started_workers(arguments.processes) as workers:
         for played in workers.results(play, ((kinds, share) for share in in_time)):
             tally.add(played)
             for finding in played.findings:
