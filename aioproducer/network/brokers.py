@@ -400,7 +400,7 @@ class Brokers:
             await self._changes.next(min(time for time in times if time > now))
 
     def _unknown(self, node_id: int) -> BrokerConnectionError:
-        """Return the error for a broker that is not known, with the reason why the cluster's nodes were discarded."""
+        """Return the error for an unknown broker. If a rebootstrap has just discarded it, include its last error."""
         former = self._former.get(node_id)
         if former is None or former.last_error is None:
             return BrokerConnectionError(f"broker {node_id} is not known", written=False)

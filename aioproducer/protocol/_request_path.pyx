@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, freethreading_compatible=True
-"""The compiled part of the request path: code that runs once per Produce request and was hot in profiles.
+"""The compiled part of the request path: code that was hot in profiles and runs once per batch or Produce request.
 
-It encodes the frame of a Produce request and the header of each batch in it, decodes a response that reports success
-for every batch, and contains the histograms. It also hides objects from the garbage collector. The declared messages (protocol/messages_records.py) are
-the reference for both formats, and decode every other response."""
+It encodes the frame of a Produce request and the header of each batch, decodes a response that reports success for
+every batch, and contains the histograms. It also hides objects from the garbage collector. The declared messages
+(protocol/messages_records.py) are the reference for requests and responses, and decode every other response."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -98,9 +98,10 @@ cdef inline char* put_no_tags(char* at, bint is_flexible) noexcept nogil:
 
 def batch_header(payload, int attributes, int record_count, int64_t base_timestamp, int64_t max_timestamp,
                  int64_t producer_id, int producer_epoch, int first_sequence):
-    """Return the header of a record batch, with the checksum of the header and the payload (DefaultRecordBatch.java).
+    """Return the header of a record batch, including the checksum of the batch. recordbatch.py describes the layout.
 
-    The broker assigns the base offset, and it ignores the leader epoch."""
+    The broker assigns the base offset, and it ignores the leader epoch.
+    """
     cdef char header[BATCH_HEADER]
     cdef char* at = header
     at = put_int64(at, 0)

@@ -57,7 +57,7 @@ async def finish(cluster, loop, producer, count=40):
 
 
 def fetched_partitions(cluster):
-    """The partitions of which the group's consumers have found the first offset to read."""
+    """Return the partitions that have been fetched from: consumers know the first offset of each."""
     return {
         partition.partition
         for request in cluster.requests_of(ApiKey.FETCH)
@@ -313,7 +313,7 @@ async def test_an_aborted_first_batch_is_read_again_even_with_latest(kind):
     async with cluster_with_input(0) as cluster, asyncio.timeout(WAIT):
         servers = cluster.bootstrap_servers
         async with looping(kind, servers, reset="latest") as (loop, producer):
-            # The end of this partition is found late: librdkafka fetches from the others before.
+            # librdkafka finds the end of partition 0 late, and fetches from the other partitions first.
             cluster.faults.add(
                 ApiKey.LIST_OFFSETS, topic="in", partition=0, error=ErrorCode.NOT_LEADER_OR_FOLLOWER
             )
