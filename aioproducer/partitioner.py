@@ -180,13 +180,12 @@ class RoundRobin:
 
 
 class UniformSticky:
-    """Fills one partition with about one batch of records, then chooses the next at random (KIP-794). Each topic has
-    its own instance.
+    """Chooses the partition that the next records without a key fill (KIP-794). Each topic has its own instance.
 
-    A new partition is chosen after a number of bytes, not after each batch: a slow broker's batches grow, so choosing
-    after each batch would send more data to slow brokers. With `adaptive`, the choice is weighted: the fewer batches
-    are waiting for a partition, the likelier it is to be chosen. Without weights, each partition is chosen once, in
-    random order, before any is chosen again, so n choices reach all n partitions.
+    A new partition is chosen after a number of bytes, which the compiled path counts, not after each batch: a slow
+    broker's batches grow, so choosing after each batch would send more data to slow brokers. With `adaptive`, the
+    choice is weighted: the fewer batches are waiting for a partition, the likelier it is to be chosen. Without weights,
+    each partition is chosen once, in random order, before any is chosen again, so n choices reach all n partitions.
 
     In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
     Pass the same object as long as these partitions have not changed, so that it need not be examined again.
@@ -199,20 +198,16 @@ class UniformSticky:
         "_ids",
         "_left",
         "_left_of",
+        "_load_of",
         "_random",
         "_seen",
-        "_used",
-        "sticky_batch_size",
     )
 
-    def __init__(self, sticky_batch_size: int, random: random_module.Random, adaptive: bool = True) -> None:
-        """Store the arguments. `sticky_batch_size` is in bytes; 0 is treated as 1, like batch.size=0 in Java."""
-        self.sticky_batch_size = max(1, sticky_batch_size)
+    def __init__(self, random: random_module.Random, adaptive: bool = True) -> None:
         self._adaptive = adaptive
         self._random = random
         # the current choice
         self._current = -1
-        self._used = 0
         self._seen: Sequence[int] | None = None
         # the partitions not yet chosen in this round, and the sequence with which the round began
         self._left: list[int] = []
@@ -221,35 +216,40 @@ class UniformSticky:
         # _bounds[i]
         self._ids: list[int] = []
         self._bounds: list[int] = []
+        self._load_of: Sequence[int] | None = None
+        """The available partitions that were found to include all of `_ids`."""
 
     def current(self, available: Sequence[int]) -> int:
-        """Return the partition for the next record without a key."""
+        """Return the current partition, or a new one if the current one is no longer available."""
         if available is not self._seen:
             # The partition may have lost its leader, or the topic may have been re-created with fewer partitions.
             if self._current not in available:
-                self._choose(available)
+                self.choose(available)
             self._seen = available
         return self._current
 
-    def used(self, bytes: int, available: Sequence[int], *, may_switch: bool = True) -> bool:
-        """Note that a record was added to the current partition.
-
-        Args:
-            bytes: the size of the record in its batch.
-            available: the partitions to choose from.
-            may_switch: False while the partition's open batch has room, because a switch would send the batch half
-                full. Even so, a new choice is made after twice the sticky batch size.
-
-        Returns:
-            Whether a new choice was made, which may be the same partition.
-        """
-        self._used += bytes
-        limit = self.sticky_batch_size if may_switch else 2 * self.sticky_batch_size
-        if self._used < limit:
-            return False
-        self._choose(available)
+    def choose(self, available: Sequence[int]) -> int:
+        """Choose the next partition, which may be the same one, and return it."""
         self._seen = available
-        return True
+        # randrange() would be evenly distributed, and take four times as long. With n partitions, one is at most
+        # n / 2 ** 32 likelier than another.
+        number = self._random.getrandbits(32)
+        if self._bounds and self._load_of is not available:
+            self._load_of = available
+            if not set(self._ids) <= set(available):  # the load includes a partition that no longer exists
+                self._ids, self._bounds = [], []
+        if self._bounds:
+            self._current = self._ids[bisect_right(self._bounds, number % self._bounds[-1])]
+            return self._current
+        left = self._left
+        if not left or self._left_of is not available:
+            left = self._left = list(available)
+            self._left_of = available
+        place = number % len(left)
+        self._current = left[place]
+        left[place] = left[-1]
+        left.pop()
+        return self._current
 
     def update_load(
         self, queue_sizes: Sequence[int], partition_ids: Sequence[int], *, total: int | None = None
@@ -273,25 +273,9 @@ class UniformSticky:
         # Queues of 0, 3, 1 give the weights 4, 1, 3 and the bounds 4, 5, 8: a random number below 4 selects
         # the first partition, 4 the second, and 5 to 7 the third.
         heaviest = max(queue_sizes) + 1
+        self._load_of = None
         self._ids = list(partition_ids)
         self._bounds = list(accumulate(heaviest - size for size in queue_sizes))
-
-    def _choose(self, available: Sequence[int]) -> None:
-        self._used = 0
-        if self._bounds:
-            number = self._random.randrange(self._bounds[-1])
-            self._current = self._ids[bisect_right(self._bounds, number)]
-            if self._current in available:
-                return
-        # The load is unknown, or includes a partition that no longer exists.
-        left = self._left
-        if not left or self._left_of is not available:
-            left = self._left = list(available)
-            self._left_of = available
-        place = self._random.randrange(len(left))
-        self._current = left[place]
-        left[place] = left[-1]
-        left.pop()
 
 
 class NodeAvailability:

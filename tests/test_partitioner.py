@@ -32,12 +32,12 @@ class Sequential(random.Random):
         super().__init__(0)
         self.number = -1
 
-    def randrange(self, stop):
+    def getrandbits(self, _bits):
         self.number += 1
-        return self.number % stop
+        return self.number
 
     def choice(self, choices):
-        return choices[self.randrange(len(choices))]
+        return choices[self.getrandbits(32) % len(choices)]
 
 
 # org.apache.kafka.common.utils.UtilsTest.testMurmur2
@@ -245,64 +245,25 @@ def test_random_partitioner_takes_available_partitions():
     assert {choose(None, [0, 1], []) for _ in range(50)} == {0, 1}
 
 
-def test_sticky_stays_until_a_partition_has_received_batch_size_bytes():
-    sticky = UniformSticky(3, Sequential())
-    available = [0, 1, 2]
-    first = sticky.current(available)
-
-    assert not sticky.used(1, available)
-    assert not sticky.used(1, available)
-    assert sticky.current(available) == first
-    assert sticky.used(1, available)
-    assert sticky.current(available) != first
-
-
-def test_sticky_counts_from_zero_after_a_switch():
-    sticky = UniformSticky(100, Sequential())
-    available = [0, 1]
-    sticky.current(available)
-
-    assert [sticky.used(60, available) for _ in range(6)] == [False, True, False, True, False, True]
-
-
-def test_sticky_with_one_partition_reports_a_new_choice():
-    sticky = UniformSticky(1, random.Random(1))
+def test_sticky_with_one_partition_always_chooses_it():
+    sticky = UniformSticky(random.Random(1))
 
     for _ in range(10):
         assert sticky.current([0]) == 0
-        assert sticky.used(1, [0])
-
-
-def test_sticky_waits_for_the_end_of_the_open_batch_up_to_twice_the_batch_size():
-    sticky = UniformSticky(100, Sequential())
-    available = [0, 1]
-    sticky.current(available)
-
-    assert not sticky.used(150, available, may_switch=False)
-    assert sticky.used(50, available, may_switch=False)
-    assert not sticky.used(150, available, may_switch=False)
-    assert sticky.used(1, available, may_switch=True)
-
-
-def test_sticky_batch_size_of_zero_switches_with_every_record():
-    sticky = UniformSticky(0, random.Random(1))
-    sticky.current([0, 1])
-
-    assert not sticky.used(0, [0, 1])
-    assert sticky.used(1, [0, 1])
+        assert sticky.choose([0]) == 0
 
 
 @pytest.mark.promise(
     "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
 )
 def test_sticky_is_uniform_over_available_partitions():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
     available = [0, 2, 5]
     chosen = Counter()
 
     for _ in range(300):
         chosen[sticky.current(available)] += 1
-        sticky.used(1, available)
+        sticky.choose(available)
 
     assert chosen == {0: 100, 2: 100, 5: 100}
 
@@ -311,7 +272,7 @@ def test_sticky_is_uniform_over_available_partitions():
     "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
 )
 def test_sticky_chooses_each_partition_once_before_it_repeats_one():
-    sticky = UniformSticky(1, random.Random(3))
+    sticky = UniformSticky(random.Random(3))
     available = list(range(12))
 
     rounds = []
@@ -319,21 +280,21 @@ def test_sticky_chooses_each_partition_once_before_it_repeats_one():
         rounds.append([])
         for _ in available:
             rounds[-1].append(sticky.current(available))
-            sticky.used(1, available)
+            sticky.choose(available)
 
     assert all(sorted(one) == available for one in rounds)
     assert len({tuple(one) for one in rounds}) == 20, "the order is random"
 
 
 def test_sticky_begins_a_new_round_when_the_partitions_change():
-    sticky = UniformSticky(1, random.Random(3))
+    sticky = UniformSticky(random.Random(3))
     choices(sticky, list(range(12)), 5)
 
     assert choices(sticky, [1, 2, 30], 3) == {1: 1, 2: 1, 30: 1}
 
 
 def test_sticky_leaves_a_partition_that_is_no_longer_available():
-    sticky = UniformSticky(1000, random.Random(4))
+    sticky = UniformSticky(random.Random(4))
     before = sticky.current([0, 1, 2])
     left = [partition for partition in range(3) if partition != before]
 
@@ -341,7 +302,7 @@ def test_sticky_leaves_a_partition_that_is_no_longer_available():
 
 
 def test_sticky_stays_when_other_partitions_come_and_go():
-    sticky = UniformSticky(1000, random.Random(4))
+    sticky = UniformSticky(random.Random(4))
     before = sticky.current([0, 1, 2])
 
     assert sticky.current([0, 1, 2, 3, 4]) == before
@@ -352,8 +313,7 @@ def choices(sticky, available, times):
     """Return how often each partition is chosen, from the next choice on."""
     chosen = Counter()
     for _ in range(times):
-        sticky.used(1, available)
-        chosen[sticky.current(available)] += 1
+        chosen[sticky.choose(available)] += 1
     return chosen
 
 
@@ -362,7 +322,7 @@ def choices(sticky, available, times):
     "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
 )
 def test_adaptive_choice_is_inverse_to_the_queue_sizes():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
     available = [0, 1, 2, 3, 4]
 
     sticky.update_load([5, 0, 3, 0, 1], available)
@@ -374,19 +334,18 @@ def test_adaptive_choice_is_inverse_to_the_queue_sizes():
 
 def test_adaptive_choice_maps_numbers_to_partitions_as_kafka_does():
     # The queue sizes are 0, 3, 1: numbers 0-3 select the first partition, 4 the second, 5-7 the third.
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
     sticky.update_load([0, 3, 1], [7, 8, 9])
 
     found = []
     for _ in range(8):
-        sticky.used(1, [7, 8, 9])
-        found.append(sticky.current([7, 8, 9]))
+        found.append(sticky.choose([7, 8, 9]))
 
     assert found == [7, 7, 7, 7, 8, 9, 9, 9]
 
 
 def test_load_does_not_change_the_current_partition():
-    sticky = UniformSticky(100, random.Random(6))
+    sticky = UniformSticky(random.Random(6))
     available = [0, 1]
     before = sticky.current(available)
 
@@ -396,7 +355,7 @@ def test_load_does_not_change_the_current_partition():
 
 
 def test_equal_queues_are_uniform():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
     sticky.update_load([9, 0, 0], [0, 1, 2])
 
     sticky.update_load([4, 4, 4], [0, 1, 2])
@@ -405,7 +364,7 @@ def test_equal_queues_are_uniform():
 
 
 def test_omitted_partitions_are_not_chosen():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
 
     sticky.update_load([2, 2], [0, 2], total=3)
 
@@ -413,7 +372,7 @@ def test_omitted_partitions_are_not_chosen():
 
 
 def test_if_all_partitions_but_one_are_omitted_it_gets_everything():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
 
     sticky.update_load([5], [1], total=3)
 
@@ -421,7 +380,7 @@ def test_if_all_partitions_but_one_are_omitted_it_gets_everything():
 
 
 def test_if_all_partitions_are_omitted_the_choice_is_uniform():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
     sticky.update_load([1], [1], total=3)
 
     sticky.update_load([], [], total=3)
@@ -430,7 +389,7 @@ def test_if_all_partitions_are_omitted_the_choice_is_uniform():
 
 
 def test_load_is_ignored_if_not_adaptive():
-    sticky = UniformSticky(1, Sequential(), adaptive=False)
+    sticky = UniformSticky(Sequential(), adaptive=False)
 
     sticky.update_load([9, 0, 0], [0, 1, 2])
 
@@ -438,14 +397,27 @@ def test_load_is_ignored_if_not_adaptive():
 
 
 def test_load_of_a_partition_that_is_gone_does_not_bring_it_back():
-    sticky = UniformSticky(1, random.Random(8))
+    sticky = UniformSticky(random.Random(8))
     sticky.update_load([9, 0, 9], [0, 1, 2])
 
     assert set(choices(sticky, [0, 2], 200)) == {0, 2}
 
 
+def test_a_weighted_choice_does_not_search_all_partitions():
+    """With 10,000 partitions, a search takes as long as many records."""
+
+    class Unsearchable(list):
+        def __contains__(self, partition):
+            raise AssertionError("searched")
+
+    sticky = UniformSticky(Sequential())
+    sticky.update_load([0, 3, 1], [0, 1, 2])
+
+    assert choices(sticky, Unsearchable([0, 1, 2]), 8) == {0: 4, 1: 1, 2: 3}
+
+
 def test_load_is_copied():
-    sticky = UniformSticky(1, Sequential())
+    sticky = UniformSticky(Sequential())
     sizes, ids = [0, 3], [0, 1]
     sticky.update_load(sizes, ids)
 
@@ -455,7 +427,7 @@ def test_load_is_copied():
 
 
 def test_the_same_seed_makes_the_same_choices():
-    first, second = (UniformSticky(1, random.Random(9)) for _ in range(2))
+    first, second = (UniformSticky(random.Random(9)) for _ in range(2))
 
     assert choices(first, list(range(10)), 100) == choices(second, list(range(10)), 100)
 

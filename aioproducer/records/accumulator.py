@@ -111,7 +111,7 @@ class Accumulator:
         """Return the topic as the record path needs it, with a queue for each partition in the metadata."""
         topic = self.topics.get(info.name)
         if topic is None:
-            sticky = UniformSticky(self._config.batch_size, self._random, self._config.partitioner_adaptive)
+            sticky = UniformSticky(self._random, self._config.partitioner_adaptive)
             topic = Topic(info.name, partial(self._next_sticky, sticky))
             self.topics[info.name] = topic
         if self._applied_info.get(info.name) is not info:
@@ -571,7 +571,7 @@ class Accumulator:
         self._wake.set()
 
     def _next_sticky(self, sticky: UniformSticky, topic: Topic) -> int:
-        name, queues, used = topic.name, topic.queues, topic.sticky_bytes
+        name, queues = topic.name, topic.queues
         available = self._available[name]
         if len(available) == 1:
             return available[0]
@@ -583,9 +583,7 @@ class Accumulator:
             sticky.update_load(
                 [len(queues[number].batches) for number in chosen], chosen, total=len(available)
             )
-        if used:
-            sticky.used(max(used, sticky.sticky_batch_size), available)
-        return sticky.current(available)
+        return sticky.choose(available) if topic.sticky_bytes else sticky.current(available)
 
     def note_unsent(self, topic: str, errors: Iterable[BaseException]) -> None:
         """Count rejected records whose errors no caller has retrieved. Can be called from any thread."""

@@ -960,6 +960,14 @@ async def test_sticky_partition_changes_after_batch_size_bytes():
     assert 2 <= switches <= 6
 
 
+async def test_batch_size_of_zero_changes_the_sticky_partition_with_every_record():
+    bench = Bench([0] * 10, batch_size=0, partitioner_adaptive_partitioning_enable=False)
+
+    used = [bench.send(None).topic_partition.partition for _ in range(20)]
+
+    assert sorted(used[:10]) == sorted(used[10:]) == list(range(10))
+
+
 def lingered(bench: Bench) -> list[ProducerBatch]:
     """Return the batches that are sent because their linger has ended."""
     bench.ready(later=1)
