@@ -125,9 +125,8 @@ class Accumulator:
         """
         tail = queue.tail
         if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
-            self._close(
-                tail
-            )  # the batch is full; the unused part of its memory may be enough for the new batch
+            self._close(tail)  # it is full; the unused part of its memory may be enough for the new batch
+            queue.size_hint = self.batch_limit
             self._make_ready(queue)
             self._wake.set()
             tail = None

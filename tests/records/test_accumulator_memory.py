@@ -188,6 +188,16 @@ async def test_a_batch_starts_with_the_size_of_its_predecessor():
     assert bench.topic.queues[0].tail.reserved == len(batch.records)
 
 
+async def test_the_batch_after_a_full_one_has_room_for_a_full_batch():
+    """With the size of its predecessor, it would be copied to a larger buffer for its last record."""
+    bench = Bench(batch_size=100_000)
+    bench.fill()
+    full, tail = bench.topic.queues[0].batches
+
+    assert full.state is BatchState.CLOSED
+    assert tail.reserved == bench.accumulator.batch_limit > len(full.records)
+
+
 # -------------------------------------------------------------------------------------------- waiting for memory
 
 
