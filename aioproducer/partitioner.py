@@ -220,7 +220,7 @@ class UniformSticky:
         """The available partitions that were found to include all of `_ids`."""
 
     def current(self, available: Sequence[int]) -> int:
-        """Return the current partition, or a new one if the current one is no longer available."""
+        """Return the current partition. If it is not available, choose another one first."""
         if available is not self._seen:
             # The partition may have lost its leader, or the topic may have been re-created with fewer partitions.
             if self._current not in available:
@@ -231,8 +231,8 @@ class UniformSticky:
     def choose(self, available: Sequence[int]) -> int:
         """Choose the next partition, which may be the same one, and return it."""
         self._seen = available
-        # randrange() would be evenly distributed, and take four times as long. With n partitions, one is at most
-        # n / 2 ** 32 likelier than another.
+        # randrange() would be exactly uniform, but takes four times as long. The bias of the remainder is at most
+        # n / 2 ** 32.
         number = self._random.getrandbits(32)
         if self._bounds and self._load_of is not available:
             self._load_of = available

@@ -1116,7 +1116,8 @@ cdef class PartitionQueue:
     cdef public object sequence
     """The idempotence.PartitionSequence; None until it is needed."""
     cdef public int size_hint
-    """The number of bytes that the next batch initially reserves: the size of the last batch."""
+    """The number of bytes that the next batch initially reserves: the size of the last batch, or of a full batch if the
+    last one was full."""
     cdef public int node_id
     """The leader to which the accumulator assigned this queue."""
     cdef public int64_t acknowledged_end
