@@ -47,6 +47,17 @@ async def test_a_producer_with_types_sends_through_the_compiled_methods():
     assert Producer.send is RecordingProducer.send
 
 
+async def test_no_field_of_a_producer_is_in_a_dict():
+    # CPython then finds `producer.send` without searching for it.
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        async with Producer(cluster.bootstrap_servers, transactional_id="x") as producer:
+            async with producer.transaction():
+                await producer.send_and_wait("t", b"v")
+            await producer.flush()
+            producer.metrics()
+    assert vars(producer) == {}
+
+
 def test_producer_settings_have_the_types_of_the_keywords():
     keywords = get_type_hints(Producer.__init__)
     passed_on = get_type_hints(ProducerSettings)

@@ -92,6 +92,49 @@ class CloseReport:
 class Lifecycle(VitalSigns, Transactional, FromConfig):
     """A base class of Producer: starts and stops it."""
 
+    # With more than 30 fields in an instance's dict, CPython would look up `producer.send` anew for each record.
+    __slots__ = (
+        "_accumulator",
+        "_brokers",
+        "_choice",
+        "_clock_offset",
+        "_closing",
+        "_compressor",
+        "_config",
+        "_coordinator",
+        "_give_up_flush",
+        "_given",
+        "_handle",
+        "_hooks",
+        "_idempotence",
+        "_initializes_later",
+        "_interceptors",
+        "_is_owner",
+        "_is_reported",
+        "_log",
+        "_logs_given_up",
+        "_loop",
+        "_metadata",
+        "_metrics",
+        "_own_timeouts",
+        "_process",
+        "_push",
+        "_push_task",
+        "_random",
+        "_rejections",
+        "_ring",
+        "_sender",
+        "_serializers",
+        "_shares_the_loop",
+        "_started_at",
+        "_state",
+        "_takes_columns",
+        "_tasks",
+        "_transaction",
+        "_wake",
+        "_wall_clock",
+    )
+
     def _prepare(self) -> None:
         """Set the fields of a producer that has not been started."""
         self._state = ProducerState.NEW

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
@@ -36,6 +36,7 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.security import authentication, sasl
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.security.token_providers import MskIamTokenProvider, OidcTokenProvider
+from aioproducer.sending.lifecycle import Lifecycle
 from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.testing.embedded import broker_security
 from aioproducer.types import Secret
@@ -341,11 +342,15 @@ AUTHENTICATIONS = 6
 there again after a drop."""
 
 
+def _fields(producer: Producer) -> dict[str, Any]:
+    return {name: getattr(producer, name) for name in Lifecycle.__slots__ if hasattr(producer, name)}
+
+
 async def play(cluster: EmbeddedCluster, scenario: Scenario, everything: Everything) -> KafkaError | None:
     """Use a producer in every way that causes output; return the error that prevents deliveries."""
     security = scenario.security
     producer = Producer(cluster.bootstrap_servers, **{**QUICK, **scenario.settings})
-    everything.write(producer, producer.config, vars(producer))
+    everything.write(producer, producer.config, _fields(producer))
     everything.write(
         pickle.dumps(producer.config) if _can_be_pickled(producer) else "", copy.copy(producer.config)
     )
@@ -353,7 +358,7 @@ async def play(cluster: EmbeddedCluster, scenario: Scenario, everything: Everyth
     try:
         async with asyncio.timeout(LONG):
             await producer.start()
-            everything.write(vars(producer), producer.metrics())
+            everything.write(_fields(producer), producer.metrics())
             await asyncio.gather(*[await producer.send("t", b"v") for _ in range(2)])
             cluster.faults.add(ApiKey.PRODUCE, drop_before=True)
             await producer.send_and_wait("t", b"w")
