@@ -1449,6 +1449,7 @@ cdef Delivery append_known(RecordPath self, topic, value, key, partition, timest
     cdef Delivery delivery
     cdef bint is_rejected = True
     try:                            # `except` would save the exception state for each record; `finally` does not
+        check_may_append(self)
         delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
         is_rejected = False
         return delivery
@@ -1473,11 +1474,11 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
                 _new_tuple(ProducerRecord, (topic, value, key, partition, timestamp_ms, headers, None)))
             topic, value, key, partition, timestamp_ms, headers, _ = <tuple>record
         if of_value is None and of_key is None:
-            delivery = append_to_known(self, topic, value, key, partition, timestamp_ms, headers)
+            delivery = append_after_user_code(self, topic, value, key, partition, timestamp_ms, headers)
         elif find(self, topic, partition) is not None:    # nothing is serialized while the topic is unknown
             serialization = new_serialization(of_value, of_key, topic, value, key, headers, self.metadata)
             if run_serializers(serialization):
-                delivery = append_to_known(
+                delivery = append_after_user_code(
                     self, topic, serialization.value, serialization.key, partition, timestamp_ms,
                     headers_of(serialization))
                 self.burst += SERIALIZED_COST * (size_of(serialization.value) + size_of(serialization.key))
@@ -1502,6 +1503,13 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
                 self.interceptors.on_acknowledgement(error, record)
 
 
+cdef inline Delivery append_after_user_code(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+    """Append a record after the user's code, which ran in the right thread and loop, but may have waited in a greenlet."""
+    if not may_append_here(self):
+        self._check_may_append()
+    return append_to_known(self, topic_name, value, key, partition, timestamp_ms, headers)
+
+
 cdef inline Py_ssize_t size_of(data) noexcept:
     return PyBytes_GET_SIZE(data) if PyBytes_CheckExact(data) else 0
 
@@ -1509,10 +1517,14 @@ cdef inline Py_ssize_t size_of(data) noexcept:
 cdef inline int check_may_append(RecordPath self) except -1:
     # In the thread of start(), the producer's loop is the running loop if it is running at all, so these checks
     # suffice. On Python 3.11, asyncio needs a system call to look up the running loop.
-    if (not self.is_running or not self._gate.is_open or self.generation != _generation
-            or self.thread != PyThread_get_thread_ident() or not self.is_loop_running()):
+    if not may_append_here(self) or self.thread != PyThread_get_thread_ident() or not self.is_loop_running():
         self._check_may_append()
     return 0
+
+
+cdef inline bint may_append_here(RecordPath self) noexcept:
+    """Return whether records may be appended, in this process."""
+    return self.is_running and self._gate.is_open and self.generation == _generation
 
 
 cdef inline Topic find(RecordPath self, topic_name, partition):
@@ -1530,11 +1542,9 @@ cdef inline Topic find(RecordPath self, topic_name, partition):
     return <Topic>found
 
 
-cdef Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
-    """Check that records may be sent, find the topic, and append."""
-    cdef Topic topic
-    check_may_append(self)
-    topic = find(self, topic_name, partition)
+cdef inline Delivery append_to_known(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
+    """Append a record to a topic if it is known; otherwise return None."""
+    cdef Topic topic = find(self, topic_name, partition)
     if topic is None:
         return None
     return append(self, topic, value, key, -1 if partition is None else partition, timestamp_ms, headers, False)

@@ -82,6 +82,7 @@ cdef class UserSerializer:
 
 
 @cython.final
+@cython.freelist(8)
 cdef class Serialization:
     """The serializers of one record: the value's, then the key's. `run` calls the ones that have not been called yet.
 

@@ -874,6 +874,18 @@ async def test_a_record_that_a_serializer_itself_sends_is_stored_first():
         assert values(cluster) == [b"first", b"audit of v", b"v"]
 
 
+async def test_a_record_is_not_appended_if_the_producer_closed_while_its_serializer_ran():
+    # In a greenlet, a serializer can wait, and other tasks run in the meantime.
+    def close(value):
+        producer._unbind()
+        return value
+
+    async with producing(value_serializer=close) as (cluster, producer):
+        with pytest.raises(ProducerClosed):
+            await producer.send("t", b"v")
+    assert not cluster.records("t")
+
+
 async def test_no_user_code_runs_where_no_record_may_be_sent():
     calls = []
 
