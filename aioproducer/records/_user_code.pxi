@@ -136,6 +136,13 @@ cdef class Serialization:
         self.left -= 1
         return 0
 
+    cdef int accept(self, result) except -1:
+        """Accept what call_serializer() returned for the next serializer."""
+        if type(result) is Waiting:
+            self.waiting = result
+            return 0
+        return self.keep(result)
+
 
 cdef Serialization new_serialization(UserSerializer of_value, UserSerializer of_key, str topic, value, key, headers,
                                      metadata):
@@ -172,15 +179,15 @@ cdef bint run_serializers(Serialization self) except -1:
         serializer = self.next_serializer()
         given = self.value if self.left == 2 else self.key
         if serializer is not None and given is not None:
-            given = call_serializer(self, serializer, given)
-            if type(given) is Waiting:
-                self.waiting = given
-                return False
-        self.keep(given)
+            given = call_serializer(self, serializer, self.topic, given)
+        self.accept(given)
+        if self.waiting is not None:
+            return False
     return True
 
 
-cdef object call_serializer(Serialization self, UserSerializer serializer, given):
+cdef object call_serializer(Serialization self, UserSerializer serializer, str topic, given):
+    """Return the bytes, None, or a Waiting. `self` may be None for a serializer that takes only the value."""
     if serializer.takes == WITH_CONTEXT:
         new_context(self, serializer)
     try:
@@ -189,12 +196,12 @@ cdef object call_serializer(Serialization self, UserSerializer serializer, given
         elif serializer.takes == WITH_CONTEXT:
             result = serializer.function(given, self.context)
         else:
-            result = serializer.function(self.topic, given, headers_of(self))
+            result = serializer.function(topic, given, headers_of(self))
     except Exception as error:
-        raise serializer.failed(self.topic, error) from error
+        raise serializer.failed(topic, error) from error
     if type(result) is bytes or result is None:
         return result
-    return serializer.settle(self.topic, result)
+    return serializer.settle(topic, result)
 
 
 cdef int new_context(Serialization self, UserSerializer serializer) except -1:

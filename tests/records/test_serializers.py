@@ -874,6 +874,33 @@ async def test_a_record_that_a_serializer_itself_sends_is_stored_first():
         assert values(cluster) == [b"first", b"audit of v", b"v"]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_record_that_waits_for_room_is_serialized_once(is_async):
+    calls = []
+
+    def note(value):
+        calls.append(value)
+        return value
+
+    async def note_later(value):
+        await asyncio.sleep(0)
+        return note(value)
+
+    settings = {"buffer_memory": 1 << 14, "batch_size": 1 << 13, "linger_ms": 0}
+    async with producing(value_serializer=note_later if is_async else note, **settings) as (
+        cluster,
+        producer,
+    ):
+        await producer.partitions_for("t")
+        sent = [b"%03d" % number + bytes(4000) for number in range(50)]
+        deliveries = await asyncio.gather(*[producer.send("t", value) for value in sent])
+        assert producer.metrics().buffer_wait.count > 0
+        await asyncio.gather(*deliveries)
+
+    assert sorted(calls) == sent
+    assert sorted(values(cluster)) == sent
+
+
 async def test_a_record_is_not_appended_if_the_producer_closed_while_its_serializer_ran():
     # In a greenlet, a serializer can wait, and other tasks run in the meantime.
     def close(value):
