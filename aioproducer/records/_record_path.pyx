@@ -1477,7 +1477,7 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
             delivery = append_after_user_code(self, topic, value, key, partition, timestamp_ms, headers)
         elif find(self, topic, partition) is not None:    # nothing is serialized while the topic is unknown
             if of_key is None and of_value.takes == VALUE_ONLY:
-                # The usual case, in a third less time: only a record that has to wait needs a Serialization.
+                # The usual case, which needs a Serialization only if the record has to wait.
                 result = None if value is None else call_serializer(None, of_value, topic, value)
                 if type(result) is not Waiting:
                     delivery = append_after_user_code(self, topic, result, key, partition, timestamp_ms, headers)
