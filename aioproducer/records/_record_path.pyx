@@ -1514,7 +1514,8 @@ cdef object append_with_user_code(RecordPath self, topic, value, key, partition,
 
 
 cdef inline Delivery append_after_user_code(RecordPath self, topic_name, value, key, partition, timestamp_ms, headers):
-    """Append a record after the user's code, which ran in the right thread and loop, but may have waited in a greenlet."""
+    """Append a record after the user's code has run. If that code waited in a greenlet, the producer may be closed by
+    now."""
     if not may_append_here(self):
         self._check_may_append()
     return append_to_known(self, topic_name, value, key, partition, timestamp_ms, headers)
