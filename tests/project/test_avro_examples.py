@@ -83,7 +83,7 @@ async def test_an_order_becomes_an_invoice_in_the_same_trace():
         async with EmbeddedCluster(topics=TOPICS) as cluster:
             tracers, exporter = tracing()
             app = module_of("avro_service").create_app(
-                tracers, registry.url, bootstrap_servers=cluster.bootstrap_servers
+                tracers, registry.url, DEADLINE, bootstrap_servers=cluster.bootstrap_servers
             )
             transport = httpx.ASGITransport(app)
             async with (
@@ -144,8 +144,8 @@ async def the_whole_way(servers: str, registry_url: str) -> tuple[str, str, Any]
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address,
         }
         async with (
-            running("avro_service", "--port", 0, **environment) as service,
-            running("avro_loop", "--metrics-port", 0, **environment) as billing,
+            running("avro_service", "--port", 0, "--patience", DEADLINE, **environment) as service,
+            running("avro_loop", "--metrics-port", 0, "--patience", DEADLINE, **environment) as billing,
             httpx.AsyncClient(timeout=DEADLINE) as client,
             Producer(servers) as other,
         ):

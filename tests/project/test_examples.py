@@ -150,8 +150,8 @@ async def ask(client: tuple[asyncio.StreamReader, asyncio.StreamWriter], line: b
 
 @asynccontextmanager
 async def service(cluster: EmbeddedCluster, *arguments: object) -> AsyncIterator[tuple[Example, str]]:
-    servers = cluster.bootstrap_servers
-    async with running("service", "--bootstrap-servers", servers, "--port", 0, *arguments) as example:
+    options = ["--bootstrap-servers", cluster.bootstrap_servers, "--port", 0, "--patience", DEADLINE]
+    async with running("service", *options, *arguments) as example:
         yield example, await example.line("listening on ")
 
 
@@ -238,8 +238,8 @@ async def test_the_service_answers_the_requests_that_it_has_read_before_it_ends(
 async def shop(
     cluster: EmbeddedCluster, *arguments: object
 ) -> AsyncIterator[tuple[Example, httpx.AsyncClient]]:
-    servers = cluster.bootstrap_servers
-    async with running("fastapi_app", "--bootstrap-servers", servers, "--port", 0, *arguments) as example:
+    options = ["--bootstrap-servers", cluster.bootstrap_servers, "--port", 0, "--patience", DEADLINE]
+    async with running("fastapi_app", *options, *arguments) as example:
         address = (await example.line("Uvicorn running on ", "stderr")).split()[0]
         async with httpx.AsyncClient(base_url=address, timeout=DEADLINE) as client:
             yield example, client
