@@ -47,7 +47,7 @@ class Job:
     partitions: int = 12
     round_robin: bool = False  # each record to the next partition; else the client chooses
     loop: str = FASTEST_LOOP
-    work: str = ""  # of a job of the kind services: a key of services.WORKS
+    work: str = ""  # of a job of the kind services or transform: a key of services.WORKS
     over_tls: bool = False
     level: int | None = None  # of the compression; None leaves the client's own default
     processors: int = 0  # franz-go's GOMAXPROCS; 0: all processors

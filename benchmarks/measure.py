@@ -103,12 +103,9 @@ async def pipelined(job: Job, face: Face) -> Result:
 
 async def with_work(job: Job, face: Face) -> Result:
     """Measure as `pipelined` does, and part the CPU time into the user's own function and the client."""
-    has_metrics = services.WORKS[job.work].has_metrics and job.client == "aioproducer"
-    scraping = asyncio.create_task(services.scrape()) if has_metrics else None
-    result = await pipelined(job, face)
-    measured = [] if (own := services.own_calls(job)) is None else await in_rounds(job, face, *own)
-    if scraping is not None:
-        scraping.cancel()
+    async with services.reading_metrics(job):
+        result = await pipelined(job, face)
+        measured = [] if (own := services.own_calls(job)) is None else await in_rounds(job, face, *own)
     return services.with_own(job, result, measured)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import transforming
 from job import Job
 from programs import FRANZ_GO, JAVA, LIBRDKAFKA
-from services import WORKS
+from services import AVRO, WORKS
 
 OURS, AIOKAFKA, AIO, KAFKA_PYTHON = "aioproducer", "aiokafka", "AIOProducer", "kafka-python"
 CALLBACK, BATCHES = "confluent-kafka", "produce_batch"
@@ -371,7 +371,7 @@ def services(quick: bool) -> list[Cell]:
             cells.append(Cell(SERVICES, work, client, job, 1 if quick else 5))
     for client in (OURS, AIOKAFKA, CALLBACK):
         count = 20_000 if quick else 60_000
-        job = Job("transform", client, records=count, warm_up=10_000, window=1000)
+        job = Job("transform", client, records=count, warm_up=10_000, window=1000, work=AVRO)
         cells.append(Cell(SERVICES, transforming.COLUMN, client, job, 1 if quick else 5, target=REAL))
     return cells
 

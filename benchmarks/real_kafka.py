@@ -73,8 +73,9 @@ class RealKafka:
         if left := producer.flush(TIME_OUT):
             raise ReadBackError(f"{left:,} values were not stored")
 
-    def committed(self, job: Job) -> Counter[bytes | None]:
-        """Count how often each value of committed transactions is in the job's topic."""
+    def committed(self, job: Job) -> Counter[tuple[bytes | None, tuple[str, ...]]]:
+        """Count how often each value, with the names of its headers, is in committed transactions of the job's
+        topic."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -84,7 +85,7 @@ class RealKafka:
                 "isolation.level": "read_committed",
             }
         )
-        found: Counter[bytes | None] = Counter()
+        found: Counter[tuple[bytes | None, tuple[str, ...]]] = Counter()
         ends = 0
         try:
             consumer.assign(
@@ -94,7 +95,7 @@ class RealKafka:
                 for message in consumer.consume(FETCHED, timeout=1):
                     error = message.error()
                     if error is None:
-                        found[message.value()] += 1
+                        found[message.value(), tuple(name for name, _ in message.headers() or ())] += 1
                     elif error.code() == KafkaError._PARTITION_EOF:
                         ends += 1
                     else:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import programs
+import services
 import transforming
 from aioproducer.testing import ApacheKafkaError
 from broker import AckBroker
@@ -146,9 +147,12 @@ def transformed(job: Job, kafka: RealKafka) -> Result:
         kafka.fill(source, [values[number % len(values)] for number in range(count)])
         result = measured(replace(job, source=source))
         transform = transforming.function()
-        expected = Counter(transform(values[number % len(values)]) for number in range(count))
+        headers = ("traceparent",) if services.WORKS[job.work].sampler else ()
+        expected = Counter((transform(values[number % len(values)]), headers) for number in range(count))
         if kafka.committed(job) != expected:
-            raise MeasurementError(f"the output does not have each of {count:,} records once")
+            raise MeasurementError(
+                f"the output does not have each of {count:,} records once, with the headers {headers}"
+            )
     return result
 
 

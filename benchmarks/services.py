@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from statistics import median
@@ -148,6 +149,18 @@ def traced(job: Job, producer: Any) -> Any:
     from opentelemetry.instrumentation.confluent_kafka import ConfluentKafkaInstrumentor
 
     return ConfluentKafkaInstrumentor.instrument_producer(producer, tracer_provider(job))
+
+
+@asynccontextmanager
+async def reading_metrics(job: Job) -> AsyncIterator[None]:
+    """Read aioproducer's metrics in the meantime, if the job has them."""
+    has_metrics = WORKS[job.work].has_metrics and job.client == "aioproducer"
+    scraping = asyncio.create_task(scrape()) if has_metrics else None
+    try:
+        yield
+    finally:
+        if scraping is not None:
+            scraping.cancel()
 
 
 async def scrape() -> None:

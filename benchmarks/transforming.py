@@ -1,6 +1,7 @@
 """Consume, transform and produce Avro values exactly once: the same loop with each client, on a real Kafka.
 
-Each transaction has up to `window` records. aioproducer's loop reads with confluent-kafka's consumer."""
+Each transaction has up to `window` records. aioproducer's loop reads with confluent-kafka's consumer. The job's `work`
+says whether the sent records have traces, and whether the metrics are read."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import services
 from clients import chosen, librdkafka
 from job import Job, Result, cpu_seconds, per_record
 
-COLUMN = "Avro to Avro in transactions"
+COLUMN = "Avro to Avro in transactions, traces, metrics"
 CENT = 0.01
 
 
@@ -98,7 +99,9 @@ async def with_aioproducer(job: Job) -> Result:
 
     meter, transform, consumer = Meter(job), function(), Consumer(consumer_settings(job))
     settings = chosen(job, batch_size="batch_size", linger_ms="linger_ms")
+    services.trace(job)
     async with (
+        services.reading_metrics(job),
         Producer(job.bootstrap, transactional_id=job.topic, **settings) as producer,
         TransformLoop(producer, consumer, [job.source], max_records=job.window) as batches,
     ):
@@ -126,6 +129,7 @@ async def with_aiokafka(job: Job) -> Result:
         isolation_level="read_committed",
     )
     settings = chosen(job, batch_size="max_batch_size", linger_ms="linger_ms")
+    services.trace(job)
     producer = AIOKafkaProducer(bootstrap_servers=job.bootstrap, transactional_id=job.topic, **settings)
     async with consumer, producer:
         while not meter.is_done:
@@ -147,7 +151,8 @@ def with_confluent(job: Job) -> Result:
 
     meter, transform = Meter(job), function()
     consumer = Consumer(consumer_settings(job))
-    producer = Producer(librdkafka(job) | {"transactional.id": job.topic})
+    producer = Producer(librdkafka(job) | {"transactional.id": job.topic} | services.librdkafka_metrics(job))
+    sending = services.traced(job, producer)
     producer.init_transactions(30)
     consumer.subscribe([job.source])
     while not meter.is_done:
@@ -156,7 +161,7 @@ def with_confluent(job: Job) -> Result:
             continue
         producer.begin_transaction()
         for message in messages:
-            producer.produce(job.topic, transform(message.value()))
+            sending.produce(job.topic, transform(message.value()))
         producer.poll(0)
         positions = consumer.position(consumer.assignment())
         producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 30)

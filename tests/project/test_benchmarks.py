@@ -348,10 +348,12 @@ def test_values_of_services_have_exactly_the_size_in_each_form():
 async def test_metrics_are_read_while_aioproducer_is_measured(monkeypatch):
     read = []
     monkeypatch.setattr("prometheus_client.generate_latest", read.append)
-    scraping = asyncio.create_task(services.scrape())
-    while not read:  # noqa: ASYNC110  # the task sets no event
-        await asyncio.sleep(0)
-    scraping.cancel()
+    job = Job("services", OURS, work=services.AVRO)
+    async with services.reading_metrics(job):
+        while not read:  # noqa: ASYNC110  # the task sets no event
+            await asyncio.sleep(0)
+    async with services.reading_metrics(replace(job, work=services.JSON)):
+        assert len(asyncio.all_tasks()) == 1
 
     job = Job("services", CALLBACK, work=services.AVRO)
     assert services.librdkafka_metrics(job)["statistics.interval.ms"] == 1000
@@ -360,10 +362,18 @@ async def test_metrics_are_read_while_aioproducer_is_measured(monkeypatch):
 
 @pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
 @pytest.mark.apache
-def test_the_loop_of_every_client_writes_each_record_once():
+def test_the_loop_of_every_client_writes_each_record_once_with_its_trace():
     with runner.Targets() as targets:
         for client in IN_SERVICES:
-            job = Job("transform", client, records=4000, warm_up=2000, window=500, partitions=3)
+            job = Job(
+                "transform",
+                client,
+                records=4000,
+                warm_up=2000,
+                window=500,
+                partitions=3,
+                work=services.AVRO,
+            )
             result = runner.run(
                 Cell("services", transforming.COLUMN, client, job, 1, target=plan.REAL), targets
             )
@@ -374,7 +384,7 @@ def test_the_loop_of_every_client_writes_each_record_once():
 
 
 def test_a_loop_that_loses_a_record_is_not_measured(monkeypatch):
-    job = Job("transform", OURS, records=3, warm_up=1, topic="out")
+    job = Job("transform", OURS, records=3, warm_up=1, topic="out", work=services.AVRO)
     written = [transforming.function()(value) for value in transforming.inputs(job)[:4]]
 
     class Log:
@@ -385,14 +395,17 @@ def test_a_loop_that_loses_a_record_is_not_measured(monkeypatch):
             assert (topic, len(values)) == ("in", 4)
 
         def committed(self, job):
-            return Counter(written[: self.count])
+            return Counter((value, self.headers) for value in written[: self.count])
 
     log = Log()
     monkeypatch.setattr(runner, "measured", lambda job: {"sent": 4, "source": job.source})
-    log.count = 4
+    log.count, log.headers = 4, ("traceparent",)
     assert runner.transformed(job, log) == {"sent": 4, "source": "in"}
     log.count = 3
     with pytest.raises(runner.MeasurementError, match="does not have each of 4 records once"):
+        runner.transformed(job, log)
+    log.count, log.headers = 4, ()
+    with pytest.raises(runner.MeasurementError, match=r"with the headers \('traceparent',\)"):
         runner.transformed(job, log)
 
 
@@ -772,6 +785,34 @@ def test_ways_to_await_many_deliveries_are_compared_in_one_run():
     assert counted == (2 + gathering.WARM_UP) * 3 * 1000
     assert found.keys() == {"one by one", "aioproducer.gather", "asyncio.gather"}
     assert all(len(used) == 2 and min(used) > 0 for used in found.values())
+
+
+@pytest.mark.parametrize(("more", "status"), [(0.14, 0), (0.16, 1)])
+def test_a_gather_that_costs_more_than_its_goal_is_a_failure(more, status, monkeypatch, capsys):
+    async def measured(*_: object) -> dict[str, list[float]]:
+        return {"one by one": [1.0], "aioproducer.gather": [1.0 + more], "asyncio.gather": [3.0]}
+
+    class Broker:
+        def __init__(self, *options: str) -> None:
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        bootstrap = ""
+
+        def counts(self):
+            return {"topics": {"t": {"records": [(1 + gathering.WARM_UP) * 3 * 10]}}}
+
+    monkeypatch.setattr(gathering, "measure", measured)
+    monkeypatch.setattr(gathering, "AckBroker", Broker)
+    monkeypatch.setattr(sys, "argv", ["gathering.py", "--rounds", "1", "--window", "10"])
+
+    assert gathering.main() == status
+    assert f"{more:+.2f} times its row" in capsys.readouterr().out
 
 
 def test_the_interval_of_a_median_is_that_of_its_ranks():
