@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from job import Job, Result
-from plan import AIOKAFKA, CLOSED_LOOP, COLUMNS, OURS, PARTITIONS, THROUGHPUT, Cell
+from plan import AIOKAFKA, CLOSED_LOOP, COLUMNS, OURS, PARTITIONS, SERVICES, THROUGHPUT, Cell
 from runner import Targets, run
+from services import HEADER, TEXT
 
 STORED = Path(__file__).parent / "results" / "ratios.json"
 MARGIN = 0.25
@@ -44,6 +45,18 @@ CASES = (
         THROUGHPUT,
         Job("pipelined", OURS, records=300_000, warm_up=20_000),
         Job("pipelined", AIOKAFKA, records=40_000, warm_up=10_000),
+    ),
+    Case(
+        "send, 100 B, a serializer",
+        SERVICES,
+        Job("services", OURS, records=100_000, warm_up=20_000, work=TEXT),
+        Job("services", AIOKAFKA, records=20_000, warm_up=10_000, work=TEXT),
+    ),
+    Case(
+        "send, 100 B, an interceptor that adds a header",
+        SERVICES,
+        Job("services", OURS, records=100_000, warm_up=20_000, work=HEADER),
+        Job("services", AIOKAFKA, records=20_000, warm_up=10_000, work=HEADER),
     ),
     Case(
         "send, 1,000 partitions",
