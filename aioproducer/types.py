@@ -233,10 +233,11 @@ class PartitionOffset(Protocol):
         """The offset of the next record to read. A negative value means that there is none."""
 
 
-OffsetsToCommit = (
-    Mapping[TopicPartition, int | tuple[int, str] | OffsetAndMetadata] | Iterable[PartitionOffset]
-)
-"""The offsets that a transaction commits: a mapping as in aiokafka, or a list as in confluent-kafka."""
+OffsetsToCommit = Mapping[Any, int | tuple[int, str] | OffsetAndMetadata] | Iterable[PartitionOffset]
+"""The offsets that a transaction commits: a mapping as in aiokafka, or a list as in confluent-kafka.
+
+The keys of the mapping are (topic, partition): tuples, TopicPartitions or aiokafka's. Type checkers do not check them,
+because the type of a mapping's keys must match exactly."""
 
 
 class TransactionHandle(NamedTuple):

@@ -89,10 +89,12 @@ def test_mypy_finds_exactly_the_marked_errors_of_the_program(tmp_path):
 )
 def test_pyright_finds_exactly_the_marked_errors_of_the_program(tmp_path, pyright_config):
     pyright_or_skip()
-    assert checked("pyright", "-p", pyright_config, str(PROGRAM)).startswith("0 errors")
+    assert checked("pyright", "--pythonpath", sys.executable, "-p", pyright_config, str(PROGRAM)).startswith(
+        "0 errors"
+    )
 
     surplus = with_line(
         PROGRAM.read_text(), 'await producer.send("orders", b"7")  # type: ignore[arg-type]', tmp_path
     )
     with pytest.raises(AssertionError, match='Unnecessary "# type: ignore" comment'):
-        checked("pyright", "-p", pyright_config, str(surplus))
+        checked("pyright", "--pythonpath", sys.executable, "-p", pyright_config, str(surplus))

@@ -12,8 +12,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypedDict, assert_type
 
+import aiokafka
+import aiokafka.structs
+from confluent_kafka import Consumer
+
 import aioproducer
-from aioproducer import Delivery, Producer, RecordMetadata, SerializationContext, blocking
+from aioproducer import (
+    Delivery,
+    Producer,
+    RecordMetadata,
+    SerializationContext,
+    TopicPartition,
+    blocking,
+)
 from aioproducer.testing import RecordingProducer
 from aioproducer.types import Data
 
@@ -119,6 +130,17 @@ def settings(chosen: Callable[[], Mapping[str, Any]]) -> None:
     blocking.Producer(sasl_mechanism="SCRAM")  # type: ignore[arg-type]
     blocking.Producer(lingerms=5)  # type: ignore[call-arg]
     RecordingProducer(compression_type="zip")  # type: ignore[arg-type]
+
+
+async def offsets(producer: Producer, consumer: Consumer, scope: blocking.TransactionScope) -> None:
+    await producer.send_offsets_to_transaction({("orders", 0): 5}, "billing")
+    await producer.send_offsets_to_transaction({TopicPartition("orders", 0): (5, "noted")}, "billing")
+    positions = {aiokafka.TopicPartition("orders", 0): aiokafka.structs.OffsetAndMetadata(5, "noted")}
+    await producer.send_offsets_to_transaction(positions, "billing")
+    await producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), "billing")
+    scope.send_offsets({("orders", 0): 5}, "billing")
+    await producer.send_offsets_to_transaction({("orders", 0): "5"}, "billing")  # type: ignore[arg-type]
+    await producer.send_offsets_to_transaction([("orders", 0)], "billing")  # type: ignore[list-item]
 
 
 async def futures(delivery: Delivery) -> None:
