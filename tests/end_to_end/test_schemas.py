@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 from confluent_kafka.schema_registry import header_schema_id_serializer
+from confluent_kafka.schema_registry._async import schema_registry_client
 from confluent_kafka.schema_registry.avro import AsyncAvroSerializer, AvroSerializer
 from confluent_kafka.schema_registry.protobuf import AsyncProtobufSerializer
 
@@ -314,6 +315,43 @@ async def test_the_loop_runs_while_an_async_serializer_waits_for_the_registry(fo
             assert len(cluster.records("t")) == 1
         await client.aclose()
     assert registry.answered_in_time == [True]
+
+
+@pytest.mark.promise(
+    "Public API", "an async serializer that waits for the schema registry does not block the loop"
+)
+@pytest.mark.parametrize("outage", ["silent", "unavailable", "refuses connections"])
+@pytest.mark.parametrize("format_name", FORMATS)
+async def test_the_loop_goes_on_turning_while_the_registry_is_down(format_name, outage, monkeypatch):
+    pause_ms = 200_000 * MS
+    monkeypatch.setattr(schema_registry_client, "full_jitter", lambda *_: pause_ms)
+    conf = {"max.retries": 1, "timeout": 10_000 * MS}
+    closed = PortReservation()
+    with scripted_registry() as registry:
+        url = registry.url
+        if outage == "silent":
+            registry.may_answer.clear()
+            conf = {"max.retries": 0, "timeout": pause_ms / 1000}
+        elif outage == "unavailable":
+            registry.error = 503, {"error_code": 50301, "message": "no leader"}
+        else:
+            url = f"http://127.0.0.1:{closed.reserve()}"
+        client = new_async_client(url, **conf)
+        serializer = await FORMATS[format_name].async_serializer(client)
+        async with producing(value_serializer=serializer) as (_, producer):
+            await producer.partitions_for("t")
+            sending = asyncio.create_task(producer.send("t", FORMATS[format_name].value))
+            turns = 0
+            while not sending.done():
+                await asyncio.sleep(MS)
+                turns += 1
+            with pytest.raises(SerializationError):
+                await sending
+            assert producer.metrics().records_buffered == 0
+        await client.aclose()
+    closed.release()
+
+    assert turns >= 50  # a loop that is blocked in the pause turns twice
 
 
 async def test_tasks_that_send_a_schema_for_the_first_time_ask_the_registry_once():

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from packaging.requirements import Requirement
 
 import flights_demo
 from aioproducer import Producer
@@ -104,6 +105,23 @@ def test_requirements_have_a_lower_bound_and_an_upper_bound_only_with_a_reason()
     published = (ROOT / "pyproject.toml").read_text().partition("[project.scripts]")[0].splitlines()
     limited = [number for number, line in enumerate(published) if ",<" in line]
     assert [published[number] for number in limited if not published[number - 1].startswith("#")] == []
+
+
+@pytest.mark.promise("Packaging", "requirements are version ranges")
+def test_the_tests_of_schemas_run_with_what_the_extra_installs():
+    [of_users] = map(Requirement, PROJECT["project"]["optional-dependencies"]["schemas"])
+    of_tests = [
+        Requirement(text)
+        for text in PROJECT["dependency-groups"]["dev"]
+        if isinstance(text, str) and text.startswith(f"{of_users.name}[")
+    ]
+
+    assert of_users.extras == {"avro", "json", "protobuf"}
+    assert [requirement.extras for requirement in of_tests] == [of_users.extras]
+    oldest = {bound.version for bound in of_users.specifier}
+    assert [oldest <= {bound.version for bound in requirement.specifier} for requirement in of_tests] == [
+        True
+    ]
 
 
 def at_run_time(tree: ast.Module) -> set[str]:

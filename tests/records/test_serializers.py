@@ -285,6 +285,21 @@ def test_functions_of_the_standard_library_receive_only_the_value(serializer, va
         assert finished_now(serializer, value=value).value == written
 
 
+def test_orjsons_function_receives_only_the_value():
+    orjson = pytest.importorskip("orjson")  # not every interpreter of `make matrix` has it
+    with_option = functools.partial(orjson.dumps, option=orjson.OPT_SORT_KEYS)
+
+    assert finished_now(orjson.dumps, value={"b": 2, "a": 1}).value == b'{"b":2,"a":1}'
+    assert finished_now(with_option, value={"b": 2, "a": 1}).value == b'{"a":1,"b":2}'
+
+
+def test_msgspecs_functions_receive_only_the_value():
+    msgspec = pytest.importorskip("msgspec")  # not every interpreter of `make matrix` has it
+
+    assert finished_now(msgspec.json.encode, value={"a": 1}).value == b'{"a":1}'
+    assert finished_now(msgspec.msgpack.Encoder().encode, value={"a": 1}).value == b"\x81\xa1a\x01"
+
+
 def test_a_serializer_is_inspected_only_once(monkeypatch):
     inspected = []
     signature = inspect.signature
@@ -751,6 +766,40 @@ async def test_plain_serializers_and_interceptors_stay_in_compiled_code(settings
         assert found == [b"0", b"1", b"2", b"3"]
         added = [("added", b"1")] * len(settings.get("interceptors", ()))
         assert list(cluster.records("t")[2].headers) == [("h", b"x"), *added]
+
+
+async def waits_once(value, context):
+    await asyncio.sleep(0)
+    return value
+
+
+@pytest.mark.promise("Speed", "serializers and interceptors that do not wait stay in compiled code")
+@pytest.mark.parametrize(
+    ("topic", "settings", "arguments"),
+    [
+        ("t", {"value_serializer": waits_once}, {}),
+        ("t", {"value_serializer": bytes}, {"timeout": 5}),
+        ("t", {"value_serializer": bytes, "partitioner": "fnv1a"}, {}),
+        ("t", {"value_serializer": bytes, "partitioner": lambda key, every, available: 0}, {}),
+        ("other", {"value_serializer": bytes}, {}),
+    ],
+)
+async def test_exactly_these_records_leave_compiled_code(topic, settings, arguments, monkeypatch):
+    """docs/serializers.md lists them, and two more: a full buffer, and a producer from `attach` or `resume`."""
+    async with producing(**settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0", b"k")
+        left = []
+        send_slowly = Producer._send_slowly
+
+        async def watched(self, *arguments):
+            left.append(topic)
+            return await send_slowly(self, *arguments)
+
+        monkeypatch.setattr(Producer, "_send_slowly", watched)
+        await producer.send_and_wait(topic, b"1", b"k", **arguments)
+
+        assert left == [topic]
+        assert [record.value for record in cluster.records(topic)][-1] == b"1"
 
 
 async def test_an_async_serializer_that_waits_is_called_once_and_keeps_its_task():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 
@@ -201,10 +201,11 @@ def _served(registry: Served) -> Iterator[Served]:
         def _reply(self, method: str, body: bytes) -> None:
             status, answer = registry.answer(method, self.path.partition("?")[0], body)
             data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # the client did not wait for the answer
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Print nothing."""
