@@ -832,7 +832,7 @@ cdef class Delivery:
             return
         while follow(self):
             pass
-        if self.flags != RETRIEVED and self.state == PENDING:
+        if self.flags != RETRIEVED and self.state != CANCELLED:
             add_to(&self.batch.unretrieved, 1)
 
     # asyncio recognizes a future by this attribute

@@ -95,7 +95,7 @@ class Accumulator:
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         """All batches that have not ended, in order of their deadlines."""
         self._abandoned: set[ProducerBatch] = set()
-        """Batches that were sent and have no live records left; they are not sent again."""
+        """Batches that have no live records left, and must not leave out records: they were sent, or keep them."""
         self._flushing = 0
         # for choosing the partitions of records without a key
         self._available: dict[str, list[int]] = {}
@@ -472,7 +472,10 @@ class Accumulator:
     def expired(self, now: float) -> list[ProducerBatch]:
         """Return the batches whose delivery timeout has passed, and those that have no live records and can no longer
         receive a response."""
-        found = [batch for batch in self._abandoned if batch.state is BatchState.CLOSED]
+        found: list[ProducerBatch] = []
+        if self._abandoned:  # an open one may have received another record since
+            self._abandoned = {batch for batch in self._abandoned if not batch.has_live_records}
+            found = [batch for batch in self._abandoned if batch.state is not BatchState.IN_FLIGHT]
         for batch in self.incomplete:
             if batch.deadline > now:
                 break

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aioproducer import DeliveryError, Outcome
-from aioproducer.errors import BufferTimeoutError, MetadataTimeoutError
+from aioproducer.errors import BufferTimeoutError, DeliveryTimeoutError, MetadataTimeoutError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records import unretrieved
@@ -793,6 +793,37 @@ async def test_deliveries_discarded_before_the_failure_are_counted_too(caplog):
 
         assert report.unretrieved == {("t", "DeliveryError"): 3}
         assert unlooked(caplog)[0].startswith("3 records for topic t ")
+
+
+@pytest.mark.parametrize("call", ["send", "try_send"])
+@pytest.mark.parametrize("is_sent", [False, True])
+@in_virtual_time
+async def test_a_discarded_delivery_that_ended_by_its_own_timeout_is_counted_too(is_sent, call, caplog):
+    async with producing(request_timeout_ms=20_000, delivery_timeout_ms=60_000) as (cluster, producer):
+        await producer.partitions_for("t")
+        release = asyncio.Event()
+        if is_sent:
+            held = cluster.faults.add(PRODUCE, hold=release)
+        else:
+            await cluster.stop_broker(0)
+        for _ in range(2):
+            made = getattr(producer, call)("t", b"dropped", timeout=1)
+            if call == "send":
+                await made
+        del made
+        kept = await producer.send("t", b"retrieved", timeout=1)
+        if is_sent:
+            await held.reached()
+        assert isinstance(await error_of(kept, 5), DeliveryTimeoutError)
+        del kept
+        release.set()
+        await until(lambda: producer.metrics().records_buffered == 0)
+        gc.collect()
+
+        report = await producer.close()
+
+        assert report.unretrieved == {("t", "DeliveryTimeoutError"): 2}
+        assert unlooked(caplog)[0].startswith("2 records for topic t ")
 
 
 async def test_unretrieved_deliveries_without_a_failure_are_not_logged(caplog):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aioproducer import DeliveryError, DeliveryTimeoutError, Outcome
+from aioproducer import Delivery, DeliveryError, DeliveryTimeoutError, Outcome
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import ConfigError
 from aioproducer.protocol.error_codes import ErrorCode
@@ -23,6 +23,7 @@ from tests.support.producing import (
     results,
     send_numbers,
     until,
+    values,
     within,
 )
 
@@ -167,6 +168,64 @@ async def test_in_gapless_order_a_record_is_not_left_out_by_its_own_timeout():
         assert error.outcome is Outcome.UNKNOWN
         assert (await behind).offset == 2
         assert numbers(cluster) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("call", ["send", "send_many"])
+@pytest.mark.parametrize("compression_type", [None, "gzip"])
+@in_virtual_time
+async def test_in_gapless_order_records_that_timed_out_leave_nothing_behind_while_no_broker_answers(
+    compression_type, call
+):
+    async with producing(enable_gapless_order=True, compression_type=compression_type) as (cluster, producer):
+        await producer.partitions_for("t")
+        await cluster.stop_broker(0)
+        await until(lambda: producer._brokers.lost)
+        for _ in range(2):
+            if call == "send":
+                late = [await producer.send("t", bytes(1000), timeout=1) for _ in range(300)]
+                assert {type(error) for error in await results(late, 5)} == {DeliveryTimeoutError}
+            else:
+                await error_of(await producer.send_many("t", [bytes(1000)] * 300, timeout=1), 5)
+
+        await within(1, producer.flush())
+
+        snapshot = producer.metrics()
+        assert (snapshot.buffer_available, snapshot.records_buffered) == (snapshot.buffer_total, 0)
+        report = await within(1, producer.close())
+        assert (report.delivered, report.failed, report.unknown) == (0, 600, 0)
+
+
+@pytest.mark.parametrize("compression_type", [None, "gzip"])
+@pytest.mark.parametrize("is_refused", [False, True])
+@in_virtual_time
+async def test_in_gapless_order_a_record_is_sent_though_one_before_it_timed_out(is_refused, compression_type):
+    settings = {"linger_ms": 100, "compression_type": compression_type}
+    async with producing(enable_gapless_order=True, **settings) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        late = await producer.send("t", b"1", timeout=0.01)
+        in_its_batch: list[Delivery] = []
+        late.add_done_callback(lambda _: in_its_batch.append(producer.try_send("t", b"2")))
+        await error_of(late)
+        if is_refused:
+            cluster.faults.add(PRODUCE, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        after = await producer.send("t", bytes(300_000))
+
+        assert (await within(5, in_its_batch[0])).offset == 2
+        assert (await within(5, after)).offset == 3
+        assert values(cluster)[:3] == [b"0", b"1", b"2"]
+
+
+@in_virtual_time
+async def test_in_gapless_order_a_record_that_comes_after_one_that_timed_out_alone_is_sent():
+    async with producing(enable_gapless_order=True, linger_ms=100) as (cluster, producer):
+        await producer.send_and_wait("t", b"0")
+        await error_of(await producer.send("t", b"1", timeout=0.01))
+        await asyncio.sleep(0.05)
+
+        deliveries = [await producer.send("t", b"2"), await producer.send("t", bytes(300_000))]
+
+        assert [result.offset for result in await results(deliveries, 5)] == [1, 2]
+        assert values(cluster)[:2] == [b"0", b"2"]
 
 
 @in_virtual_time
