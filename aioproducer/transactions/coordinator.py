@@ -207,7 +207,7 @@ class Coordinator:
         """Raise IllegalStateError if the transaction may have begun at the coordinator: a new epoch would then abort
         it."""
         transaction = self._transaction
-        if transaction.may_have_started or transaction.wanted:
+        if transaction.may_have_started or transaction.wanted or self._calls.others("offsets"):
             place = next(place for place in partitions if place in transaction.numbered)
             raise IllegalStateError(
                 f"export: {place.topic}-{place.partition} was written to in an earlier transaction of the same "

@@ -235,6 +235,32 @@ async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_tr
         assert committed(cluster) == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("first", ["offsets", "export"])
+async def test_offsets_are_committed_whether_an_export_is_called_just_before_or_just_after(first):
+    """Both calls are made in the same turn of the loop, before the coordinator has heard of either."""
+    async with transactional(1) as (cluster, owner):
+        async with owner.transaction():
+            await owner.send("t", b"1", partition=0)
+        await owner.begin_transaction()
+        calls = [owner.send_offsets_to_transaction({PLACES[0]: 7}, "g"), owner.export_transaction(PLACES[:1])]
+        made = await asyncio.gather(*(calls if first == "offsets" else calls[::-1]), return_exceptions=True)
+        of_offsets, of_export = made if first == "offsets" else made[::-1]
+
+        assert of_offsets is None
+        if first == "offsets":
+            with pytest.raises(IllegalStateError, match=r"t-0 .* before the first send\(\) or send_offsets"):
+                raise of_export
+        else:
+            assert of_export.epoch > 0
+        await owner.commit_transaction()
+        assert cluster.groups.offsets("g") == {PLACES[0]: 7}
+        requests = [request.message for request in cluster.requests_of(ApiKey.ADD_OFFSETS_TO_TXN)]
+        commits = [request.message for request in cluster.requests_of(ApiKey.TXN_OFFSET_COMMIT)]
+        assert {request.producer_epoch for request in requests} == {
+            request.producer_epoch for request in commits
+        }
+
+
 @pytest.mark.parametrize("end", ["commit", "abort"])
 async def test_records_sent_while_an_export_takes_a_new_epoch_wait_for_it(end):
     async with transactional(1) as (cluster, owner):
