@@ -49,7 +49,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Crash(NamedTuple):
-    """A fault that strikes while a driver writes the new files."""
+    """A fault that occurs while a driver writes the new files."""
 
     point: str
     """The crash point, numbered as in spark.md."""
@@ -57,7 +57,7 @@ class Crash(NamedTuple):
     act: str = ""
     visit: int = 1
     sink: Mapping[str, str] = NOTHING
-    """Options of the sink until the fault has struck."""
+    """Options of the sink until the fault has occurred."""
     fault: Mapping[str, Any] = NOTHING
     """Arguments of a fault in the embedded cluster's script. With real brokers, only a lost answer is possible."""
     victim: str = ""
@@ -101,7 +101,7 @@ class Mishap(Protocol):
 
     @property
     def is_used_up(self) -> bool:
-        """True once it has struck."""
+        """True once the fault has occurred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deaths = dict(DEATHS if told.kafka == "embedded" else REAL_DEATHS)
     if (
         told.executors
-    ):  # Spark retries a failed task there and never gives up the batch, which a zombie waits for
+    ):  # Spark retries a failed task there and never abandons the batch, which a zombie waits for
         del deaths["F4"]
         deaths |= EXECUTOR
     points: Counter[str] = Counter()

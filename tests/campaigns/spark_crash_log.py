@@ -44,12 +44,12 @@ WHAT = {
     "F13": "a second driver took over the transactional id",
     "leader": "the leader of a partition went down",
 }
-"""What each fault is, in the order of the table."""
+"""A description of each fault, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrashRun:
-    """One stream, and the faults that struck it."""
+    """One stream, and the faults that occurred in it."""
 
     seed: int
     faults: tuple[str, ...]
@@ -61,7 +61,7 @@ class CrashRun:
     """How many processes were killed."""
     seconds: float
     broken: str = ""
-    """What was wrong with the rows, or an empty string."""
+    """A description of the error in the rows; empty if they are correct."""
 
 
 class CrashLog:
@@ -112,8 +112,8 @@ def printed(path: Path = STORED) -> str:
     topics = " or ".join(str(count) for count in sorted({run.topics for run in runs}))
     about = (
         f"{len(runs)} runs are stored in `tests/campaigns/{STORED.name}` ({commands}; {versions}; {topics} topics in "
-        f"each stream). {sum(faults.values())} faults struck them, and {sum(run.killed for run in runs)} processes "
-        f"were killed. Of {rows:,} rows, {verdict}."
+        f"each stream). The runs included {sum(faults.values())} faults, and {sum(run.killed for run in runs)} "
+        f"processes were killed. Of {rows:,} rows, {verdict}."
     )
     lines = [f"| {WHAT[fault]} | {faults[fault]} |" for fault in WHAT if faults[fault]]
     return "\n\n".join([about, "\n".join(["| what happened | times |", "|---|---|", *lines])])

@@ -88,7 +88,7 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
 
     history = result.history
     assert not result.broken, str(result)
-    assert set(history.fired) == set(SHORT[kind].among), "each fault struck"
+    assert set(history.fired) == set(SHORT[kind].among), "each fault occurred"
     assert sum(sent.told is Told.ACKNOWLEDGED for sent in history.sent) > 100
     levels = {IDEMPOTENT: set(), ACKS: set(), V1: {"v1"}, V2: {"v2"}, UPGRADE: {"v1", "v2"}, COPY: {"v2"}}
     assert set(history.levels) == levels[kind]
@@ -402,7 +402,7 @@ def test_the_report_has_counts_times_and_the_command_that_plays_a_failure_again(
         "python -m tests.campaigns.chaos --kind 'transactions v2' --seed 7 --schedules 1 --fault 'frozen'"
         in told
     )
-    assert "kill -9" in told.partition("never struck: ")[2]
+    assert "kill -9" in told.partition("never occurred: ")[2]
 
 
 def test_growth_from_schedule_to_schedule_is_a_failure():

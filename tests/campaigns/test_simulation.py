@@ -53,8 +53,8 @@ def test_every_promise_is_kept_under_random_faults(kind, seed):
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "late copies of a group's offsets meet the next transaction, and a successor begins before an end is "
-    "answered; with transactions v1 neither changes the other's transaction (invariant 13)",
+    "with transactions v1, neither a late copy of an offset commit nor a successor that begins before an "
+    "end request is answered changes the other transaction (invariant 13)",
 )
 @pytest.mark.parametrize("name", faults.KINDS)
 def test_every_promise_is_kept_under_one_kind_of_fault(name):
@@ -66,7 +66,7 @@ def test_every_promise_is_kept_under_one_kind_of_fault(name):
         assert not result.broken, f"{result} (of {name} alone)"
         fired += result.history.fired[name]
 
-    assert fired, "this kind of fault never struck"
+    assert fired, "this kind of fault never occurred"
 
 
 @pytest.mark.promise(
@@ -82,8 +82,8 @@ def test_every_promise_is_kept_under_one_kind_of_fault(name):
 )
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "late copies of a group's offsets meet the next transaction, and a successor begins before an end is "
-    "answered; with transactions v1 neither changes the other's transaction (invariant 13)",
+    "with transactions v1, neither a late copy of an offset commit nor a successor that begins before an "
+    "end request is answered changes the other transaction (invariant 13)",
 )
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_oracle_finds_the_planted_bug(bug):
@@ -155,7 +155,9 @@ def test_every_rule_is_needed():
     history.transactions += [transaction, SimulatedTransaction(1, Ended.UNKNOWN)]
     history.sent = [
         Sent(0, "p", 0, "t", 0, None, 0, 1, 2, buffered_at=0, ended_at=1, told=Told.ACKNOWLEDGED, offset=3),
-        Sent(1, "p", 0, "t", 0, transaction, 0, 1, 2, buffered_at=5, ended_at=9, told=Told.UNKNOWN),
+        Sent(
+            1, "p", 0, "t", 0, transaction, 0, 1, 2, buffered_at=5, ended_at=9, told=Told.UNKNOWN, deadline=20
+        ),
         Sent(2, "p", 0, "t", 0, None, 0, 1, 2, buffered_at=0),
     ]
     history.is_disturbed = False
@@ -168,6 +170,7 @@ def test_every_rule_is_needed():
     assert rules == {
         "every_acknowledged_record_is_in_the_log",
         "every_call_and_delivery_ends_in_time",
+        "nothing_times_out_early",
         "nothing_in_doubt_is_given_up",
         "no_producer_aborts_its_successors_transaction",
         "nothing_fails_for_no_reason",

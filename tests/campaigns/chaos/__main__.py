@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.chaos --minutes 30 --seed 1
 
-Prints counts per outcome, how often each fault struck, how long its recovery took, and for each failure the command
+Prints counts per outcome, how often each fault occurred, how long its recovery took, and for each failure the command
 that replays it. It also prints what this process holds when all producers are closed: steady growth of memory or of
 anything else is a failure, too. For a run of three days, pass `--minutes 4320`."""
 
@@ -91,7 +91,7 @@ def report(tally: Tally, took: float) -> str:
         f"results came at most {tally.latest:.2f} s after their deadline, "
         f"and turns of the event loop at most {tally.worst_lag:.2f} s late",
         "",
-        "| fault | struck | longest silence of a partition | recovered after |",
+        "| fault | occurred | longest silence of a partition | recovered after |",
         "|---|---|---|---|",
         *_rows(tally),
         "",
@@ -103,12 +103,12 @@ def report(tally: Tally, took: float) -> str:
     ]
     never = [name for name in FAULTS if not tally.fired[name]]
     if never:
-        lines.append(f"never struck: {', '.join(never)}")
+        lines.append(f"never occurred: {', '.join(never)}")
     return "\n".join(lines)
 
 
 def _rows(tally: Tally) -> list[str]:
-    """Return the table rows. Times are the median and the worst of the rounds in which the fault struck alone."""
+    """Return the table rows. Times are the median and the worst of the rounds in which only this fault occurred."""
     alone: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in tally.recoveries:
         if len(recovery.names) == 1:

@@ -111,7 +111,7 @@ async def _two_down(world: World, random: Random) -> None:
 
 @_fault("coordinator killed in mid-commit", Family.BROKERS, *TRANSACTIONAL)
 async def _kill_coordinator(world: World, random: Random) -> None:
-    """It has received the EndTxn, and has done as much of it as it could within some milliseconds."""
+    """Kill a coordinator some milliseconds after it has received an EndTxn."""
     victim = await _trapped(world, ApiKey.END_TXN)
     if victim is None:
         return

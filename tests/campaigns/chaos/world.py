@@ -123,7 +123,7 @@ class World:
         return random.choice(carrying or self.network.proxies)
 
     def struck(self, name: str) -> None:
-        """Count a fault that has just struck."""
+        """Count a fault that has just occurred."""
         self.history.fired[name] += 1
 
     # The producers' progress

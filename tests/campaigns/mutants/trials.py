@@ -55,7 +55,7 @@ def in_a_fork(seconds: float, arguments: list[str]) -> tuple[int, float]:
 
 
 WAITING = "--timeout=30"
-"""A test that a mutant makes wait in vain takes no processor time, so it needs a limit of its own."""
+"""A test that a mutant makes wait forever takes no processor time, so it needs a limit of its own."""
 
 
 def _pytest(arguments: list[str]) -> int:

@@ -29,7 +29,7 @@ async def write_with_participant(owner: Workload, transaction: SimulatedTransact
     except ProducerClosed:
         raise
     except IllegalStateError as error:
-        # A batch that the last transaction gave up may still be in flight.
+        # A batch that the last transaction abandoned may still be in flight.
         if not owner.world.plan.is_disturbed:
             owner.problem(f"export_transaction: {error!r}")
         transaction.error = error

@@ -69,6 +69,8 @@ class Sent:
     delivery: Delivery | None = None
     own_due: float = float("inf")
     """The loop time at which the timeout passed to `send` ends."""
+    deadline: float = float("-inf")
+    """The deadline of its batch, once its delivery has ended."""
 
     def buffered(self, delivery: Delivery, now: float, due: float) -> None:
         """Record that the record is buffered, and later its result."""
@@ -78,6 +80,7 @@ class Sent:
 
     def _ended(self, delivery: Delivery) -> None:
         self.ended_at = asyncio.get_running_loop().time()
+        self.deadline = delivery.batch.deadline
         if delivery.cancelled():
             self.told = Told.GAVE_UP_ASKING
         elif (error := delivery.exception()) is not None:
@@ -128,7 +131,7 @@ class History:
     is_disturbed: bool = True
     """True if there were faults or impatient users."""
     fired: Counter[str] = field(default_factory=Counter)
-    """How often each kind of fault has struck."""
+    """How often each kind of fault has occurred."""
     problems: list[str] = field(default_factory=list)
     """Problems seen during the run: errors in logs, calls that took too long, things that close() left."""
     losses: list[str] = field(default_factory=list)

@@ -158,6 +158,19 @@ def _may_be_late(sent: Sent, history: History) -> bool:
     return not isinstance(sent.error, DeliveryError) or sent.error.attempts > 0
 
 
+def nothing_times_out_early(history: History, logs: Logs) -> Iterator[str]:
+    """A delivery times out when its own timeout or the deadline of its batch has passed, unless the producer closes."""
+    for sent in history.sent:
+        if (
+            isinstance(sent.error, DeliveryTimeoutError)
+            and sent.ended_at is not None
+            and sent.ended_at < min(sent.own_due, sent.deadline) - SLACK
+            and (history.closing_at is None or sent.ended_at < history.closing_at)
+        ):
+            early = min(sent.own_due, sent.deadline) - sent.ended_at
+            yield f"{_name(sent)} timed out {early:.3f} s too early: {sent.error!r}"
+
+
 def nothing_in_doubt_is_given_up(history: History, logs: Logs) -> Iterator[str]:
     """With endless retries, a record ends as unknown only because of a broker's answer, close() or its own timeout;
     or because its topic was re-created, or an earlier record in its partition failed."""
@@ -368,6 +381,7 @@ RULES: list[Rule] = [
     no_gap_is_in_the_log,
     nothing_in_doubt_is_given_up,
     every_call_and_delivery_ends_in_time,
+    nothing_times_out_early,
     nothing_fails_for_no_reason,
     no_transaction_fails_for_no_reason,
     nothing_not_persisted_is_there,

@@ -104,7 +104,7 @@ def renumbered() -> Iterator[None]:
     "dropped after the append",
 )
 def reused() -> Iterator[None]:
-    """The numbers of a batch that was given up go to the next one, without a new epoch (franz-go 1217)."""
+    """The numbers of a batch that was failed go to the next one, without a new epoch (franz-go 1217)."""
 
     def note_given_up(self: Idempotence, sequence: Any, identity: Any) -> None:
         pass
@@ -283,7 +283,7 @@ def too_early() -> Iterator[None]:
     "broker frozen",
 )
 def forgotten_in_flight() -> Iterator[None]:
-    """Its request is still in flight when the next batch of the partition begins a new epoch."""
+    """The request of a batch is still in flight when the next batch of its partition begins a new epoch."""
     expire, answered = GivingUp._expire, Sender._answered
 
     def expiring(self: GivingUp, batch: ProducerBatch, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Plays many seeds, until the number is reached, a time has passed, or you press Ctrl-C.
+"""Plays many seeds, until the given number or time is reached, or you press Ctrl-C.
 
     python -m tests.campaigns.simulation.soak --schedules 100000 --seed 1 --processes 2
 
@@ -30,7 +30,7 @@ class Tally:
 
     schedules: int = 0
     undisturbed: int = 0
-    """The number of runs without faults and impatient users."""
+    """The number of runs with neither faults nor impatient users."""
     gapless: int = 0
     """The number of runs with enable_gapless_order."""
     endless: int = 0

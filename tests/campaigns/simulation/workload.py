@@ -34,7 +34,7 @@ MOST_ROWS = 12
 """The maximum number of rows in one `send_many`."""
 
 MOST_ATTEMPTS = 40
-"""How often a user repeats a transactional call before giving up."""
+"""How often a user tries a transactional call."""
 
 
 class Workload:
