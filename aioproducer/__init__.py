@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from aioproducer.records.gathering import gather
     from aioproducer.records.interceptors import Interceptor
     from aioproducer.records.receipt import Receipt
-    from aioproducer.sending.lifecycle import CloseReport
     from aioproducer.transactions.transform_loop import TransformBatch, TransformLoop
     from aioproducer.types import (
+        CloseReport,
         ConsumerGroupMetadata,
         Headers,
         OffsetAndMetadata,
@@ -124,7 +124,7 @@ _MODULES = {
     "BrokerError": "aioproducer.errors",
     "BufferFullError": "aioproducer.errors",
     "BufferTimeoutError": "aioproducer.errors",
-    "CloseReport": "aioproducer.sending.lifecycle",
+    "CloseReport": "aioproducer.types",
     "CommitOutcomeUnknownError": "aioproducer.errors",
     "ConfigError": "aioproducer.errors",
     "ConsumerGroupMetadata": "aioproducer.types",

@@ -6,6 +6,7 @@ import hmac
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -123,6 +124,19 @@ class Outcome(Enum):
 
     NOT_PERSISTED = "not persisted"
     UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """The results of all of a producer's records, returned by `close()`."""
+
+    delivered: int
+    failed: int
+    """The number of records that are certainly not in the log."""
+    unknown: int
+    """The number of failed records that may be in the log."""
+    unretrieved: dict[tuple[str, str], int]
+    """The number of failed records whose result was not retrieved, by (topic, name of the error)."""
 
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]

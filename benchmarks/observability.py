@@ -46,7 +46,7 @@ class CountingHook:
         self.heard[type(event)] += 1
 
     on_start = on_close = on_connect = on_disconnect = on_request = on_throttle = _count
-    on_batch = on_retry = on_rejected = on_transaction = _count
+    on_batch = on_retry = on_rejected = on_data_loss = on_transaction = _count
 
 
 def switch_on(log: Path) -> Callable[[], None]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aioproducer.observe.client_log import ClientLog
 from aioproducer.protocol.compression import Codec
-from aioproducer.types import ENDS_OF_THE_PROGRAM, Node, Outcome, qualified_name
+from aioproducer.types import ENDS_OF_THE_PROGRAM, CloseReport, Node, Outcome, qualified_name
 
 __all__ = [
     "BatchEvent",
     "CloseEvent",
     "ConnectEvent",
+    "DataLossEvent",
     "DisconnectEvent",
     "Event",
     "RejectedEvent",
@@ -31,7 +32,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from aioproducer.records.batch import ProducerBatch
-    from aioproducer.sending.lifecycle import CloseReport
 
 
 class StartEvent(NamedTuple):
@@ -141,6 +141,18 @@ class RejectedEvent(NamedTuple):
     error: BaseException
 
 
+class DataLossEvent(NamedTuple):
+    """`on_data_loss`: the brokers have lost records of a topic that they had acknowledged, or may have lost them."""
+
+    client_id: str
+    topic: str
+    partitions: dict[int, int]
+    """The last acknowledged offset of each affected partition, by partition number."""
+    is_certain: bool
+    reason: str
+    """How the producer noticed it, such as the new id of a topic that was re-created."""
+
+
 class TransactionEvent(NamedTuple):
     """`on_transaction`: a transactional call has ended."""
 
@@ -162,6 +174,7 @@ Event = (
     | BatchEvent
     | RetryEvent
     | RejectedEvent
+    | DataLossEvent
     | TransactionEvent
 )
 """Each event has the `client_id` of its producer. Events are tuples, because tuples are the fastest to create."""
@@ -176,6 +189,7 @@ EVENTS = (
     "on_batch",
     "on_retry",
     "on_rejected",
+    "on_data_loss",
     "on_transaction",
 )
 """The methods that a hook may have."""
@@ -213,6 +227,7 @@ class Hooks:
     on_batch: list[Any]
     on_retry: list[Any]
     on_rejected: list[Any]
+    on_data_loss: list[Any]
     on_transaction: list[Any]
 
     def __init__(self, hooks: Sequence[object], client_id: str, log: ClientLog | None = None) -> None:

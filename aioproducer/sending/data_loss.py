@@ -14,6 +14,7 @@ from aioproducer.cluster import Cluster, TopicInfo
 from aioproducer.config import ProducerConfig
 from aioproducer.errors import counted
 from aioproducer.metrics import Metrics
+from aioproducer.observe.hooks import NO_HOOKS, DataLossEvent, Hooks
 from aioproducer.records._record_path import NO_ORDER, PartitionQueue
 from aioproducer.records.batch import ProducerBatch
 
@@ -34,8 +35,9 @@ class DataLoss(NamedTuple):
 class LossWatch:
     """Remembers the last acknowledgement of each partition. Used only by the sender task."""
 
-    def __init__(self, config: ProducerConfig, metrics: Metrics) -> None:
+    def __init__(self, config: ProducerConfig, metrics: Metrics, hooks: Hooks = NO_HOOKS) -> None:
         self._metrics = metrics
+        self._hooks = hooks
         self._log = config.log(__name__)
         self._metadata_max_age = config.metadata_max_age
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
@@ -134,7 +136,7 @@ class LossWatch:
             self._report(DataLoss(info.name, last_offsets, True, reason))
 
     def _report(self, loss: DataLoss) -> None:
-        """Log and count an event."""
+        """Log and count an event, and call the hooks."""
         self._metrics.data_losses += 1
         named = sorted(loss.partitions.items())
         where = ", ".join(
@@ -145,6 +147,8 @@ class LossWatch:
         level = logging.ERROR if loss.is_certain else logging.WARNING
         may = "were lost" if loss.is_certain else "may have been lost"
         self._log.log(level, "acknowledged records %s (%s%s): %s", may, where, more, loss.reason)
+        if self._hooks.on_data_loss:
+            self._hooks.tell(self._hooks.on_data_loss, DataLossEvent(self._hooks.client_id, *loss))
 
 
 def _shorter_log(queue: PartitionQueue, broker: int | None, base_offset: int, before: int) -> DataLoss:

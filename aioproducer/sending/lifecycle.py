@@ -12,7 +12,6 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from random import Random
@@ -54,7 +53,7 @@ from aioproducer.transactions.calls import Transactional
 from aioproducer.transactions.coordinator import Coordinator
 from aioproducer.transactions.first_writer import FirstWriter
 from aioproducer.transactions.state import Transaction
-from aioproducer.types import Outcome, TransactionHandle
+from aioproducer.types import CloseReport, Outcome, TransactionHandle
 
 TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
 MOST_TOPICS_NAMED = 10
@@ -74,19 +73,6 @@ TRANSITIONS: dict[ProducerState, frozenset[ProducerState]] = {
     ProducerState.CLOSING: frozenset({ProducerState.CLOSED}),
     ProducerState.CLOSED: frozenset(),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CloseReport:
-    """The results of all of a producer's records, returned by `close()`."""
-
-    delivered: int
-    failed: int
-    """The number of records that are certainly not in the log."""
-    unknown: int
-    """The number of failed records that may be in the log."""
-    unretrieved: dict[tuple[str, str], int]
-    """The number of failed records whose result was not retrieved, by (topic, name of the error)."""
 
 
 class Lifecycle(VitalSigns, Transactional, FromConfig):

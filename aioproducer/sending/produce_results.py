@@ -83,7 +83,7 @@ class ProduceResults:
         self._metrics = core.metrics
         self._random = core.random
         self._hooks = core.hooks
-        self.losses = LossWatch(core.config, core.metrics)
+        self.losses = LossWatch(core.config, core.metrics, core.hooks)
         self._retries = Retries(self._log)
         self._is_ending_behind = False
         self._doubted: list[tuple[str, int]] = []

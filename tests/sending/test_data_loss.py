@@ -1,4 +1,4 @@
-"""Acknowledged records that a broker has lost: each event is logged and counted once, and nothing else is."""
+"""Each loss of acknowledged records on a broker is logged and counted once; nothing else is reported as a loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from aioproducer.config import ProducerConfig
+from aioproducer.hooks import DataLossEvent
 from aioproducer.metrics import Metrics
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.records._record_path import PartitionQueue
@@ -75,6 +76,24 @@ async def test_a_log_that_became_shorter_is_reported_once_with_its_offsets(setti
         assert producer.metrics().data_losses == 1
 
 
+async def test_hooks_are_told_of_each_loss():
+    heard = []
+    hook = SimpleNamespace(on_data_loss=heard.append)
+    async with producing(brokers=2, hooks=[hook], client_id="shop", **ONE_BATCH_PER_RECORD) as (
+        cluster,
+        producer,
+    ):
+        for number in range(10):
+            await producer.send_and_wait("t", b"%d" % number)
+        await truncate(cluster, producer, 6)
+        await offsets(await send_numbers(producer, range(10, 16)))
+
+        [event] = heard
+        assert isinstance(event, DataLossEvent)
+        assert event[:4] == ("shop", "t", {0: 9}, True)
+        assert "so offsets 6 to 9 were truncated" in event.reason
+
+
 async def test_a_second_truncation_is_a_second_event(reports):
     async with producing(brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         for number in range(4):
@@ -89,7 +108,7 @@ async def test_a_second_truncation_is_a_second_event(reports):
         assert producer.metrics().data_losses == 2
 
 
-async def test_a_log_that_others_have_filled_since_may_have_lost_records(reports):
+async def test_a_loss_is_only_suspected_if_other_producers_have_written_since(reports):
     async with (
         producing(brokers=2, **ONE_BATCH_PER_RECORD) as (cluster, producer),
         quick_producer(cluster) as other,
