@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from aioproducer.cluster import PartitionInfo, TopicInfo
 from aioproducer.config import AddressFilter, Connector
@@ -35,6 +35,7 @@ from aioproducer.transactions.offsets import partitions_of_handoff
 from aioproducer.types import (
     AcksName,
     CompressionName,
+    Headers,
     K,
     PartitionerName,
     ProducerRecord,
@@ -43,6 +44,10 @@ from aioproducer.types import (
     TransactionHandle,
     V,
 )
+
+if TYPE_CHECKING:
+    from aioproducer.records import send_calls
+    from aioproducer.records.send_calls import with_types_of
 
 
 class Producer(
@@ -246,8 +251,102 @@ class Producer(
 
     # ------------------------------------------------------------------------------------------- sending
 
-    # `send`, `send_and_wait` and `try_send` are declared in the base class SendCalls, in records/send_calls.py. Their
-    # non-waiting part is compiled: records/_record_path.pyx.
+    # The methods that run are compiled: RecordPath in records/_record_path.pyx. If a record has to wait, they call
+    # _send_slowly() or _try_send_slowly(), below.
+
+    if TYPE_CHECKING:
+
+        @with_types_of(send_calls.send)
+        async def send(
+            self: Self,
+            topic: str,
+            value: V | None = None,
+            key: K | None = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Headers | None = None,
+            *,
+            timeout: float | None = None,
+            key_serializer: Serializer[Any] | None = None,
+            value_serializer: Serializer[Any] | None = None,
+        ) -> Delivery:
+            """Put a record into the buffer and return its delivery. Waits for metadata and for room in the buffer.
+
+            Args:
+                topic: the name of the topic, str.
+                value, key: bytes, bytearray, memoryview or None, or what the serializers accept.
+                partition: a number, or None for the partitioner's choice.
+                timestamp_ms: milliseconds since 1970; now if None.
+                headers: a list of (str, bytes or None).
+                timeout: seconds for this record, including the wait for room; None for delivery_timeout_ms.
+                key_serializer, value_serializer: the serializers for this record; None for the producer's.
+
+            Returns:
+                The Delivery, a future of the RecordMetadata.
+
+            Raises:
+                InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
+                MetadataTimeoutError, UnknownPartitionError, BufferTimeoutError: the wait exceeded max_block_ms.
+                TopicAuthorizationError: the cluster does not allow this client to write.
+                ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer is not started or is
+                    closed, or it belongs to another event loop, thread or process.
+
+            If send() raises, the record is not sent.
+
+            If send() is cancelled while it waits, the record is not sent. A record that is already in the buffer is
+            sent, even if its delivery, or a task that awaits it, is cancelled.
+            """
+            ...
+
+        @with_types_of(send_calls.send_and_wait)
+        async def send_and_wait(
+            self: Self,
+            topic: str,
+            value: V | None = None,
+            key: K | None = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Headers | None = None,
+            *,
+            timeout: float | None = None,
+            key_serializer: Serializer[Any] | None = None,
+            value_serializer: Serializer[Any] | None = None,
+        ) -> RecordMetadata:
+            """Send a record and wait for its acknowledgement. The record's batch does not linger.
+
+            Takes the same arguments as `send`.
+
+            Raises:
+                DeliveryError: the record failed; `outcome` says whether it may be in the log.
+                Others: see `send`.
+
+            If the call is cancelled once the record is in the buffer, only the wait ends; the record is still sent.
+            """
+            ...
+
+        @with_types_of(send_calls.try_send)
+        def try_send(
+            self: Self,
+            topic: str,
+            value: V | None = None,
+            key: K | None = None,
+            partition: int | None = None,
+            timestamp_ms: int | None = None,
+            headers: Headers | None = None,
+            *,
+            timeout: float | None = None,
+            key_serializer: Serializer[Any] | None = None,
+            value_serializer: Serializer[Any] | None = None,
+        ) -> Delivery:
+            """Put a record into the buffer and return its delivery, without waiting.
+
+            Takes the same arguments as `send`.
+
+            Raises:
+                BufferFullError: the buffer is full, or the topic's metadata is not known yet (it has been requested).
+                Others: see `send`.
+            """
+            ...
 
     async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
         """Send a record that has to wait: for metadata, an async serializer, the user's partitioner, or room."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import aioproducer
 from aioproducer import Producer, blocking
 from aioproducer.config import ProducerSettings
+from aioproducer.records._record_path import RecordPath
 from aioproducer.testing import EmbeddedCluster, RecordingProducer
 
 KINDS = [Producer, blocking.Producer, RecordingProducer]
@@ -89,3 +92,81 @@ def test_each_kind_of_producer_has_the_same_public_names_and_parameters(kind):
 
 def parameters_of(function: Callable[..., object]) -> list[tuple[str, object, object]]:
     return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+
+
+# ----------------------------------------------------------------------------------- the declarations of the calls
+
+CALLS = ["send", "send_and_wait", "try_send"]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def body_of_producer() -> list[ast.stmt]:
+    """Return the parsed statements of the class Producer."""
+    source = Path(inspect.getfile(Producer)).read_text(encoding="utf-8")
+    [found] = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == Producer.__name__
+    ]
+    return found.body
+
+
+def declared_calls() -> dict[str, Function]:
+    """Return the functions that the class Producer declares for type checkers, editors and readers only."""
+    return {
+        function.name: function
+        for node in body_of_producer()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for function in node.body
+        if isinstance(function, Function)
+    }
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_class_shows_each_compiled_call_with_its_parameters_and_docstring(name):
+    declared = declared_calls()[name]
+    compiled = getattr(Producer, name)
+
+    assert ast.get_docstring(declared) == inspect.cleandoc(compiled.__doc__)
+    names = [each.arg for each in (*declared.args.args, *declared.args.kwonlyargs)]
+    assert names == list(inspect.signature(compiled).parameters)
+    assert isinstance(declared, ast.AsyncFunctionDef) == inspect.iscoroutinefunction(compiled)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_shown_call_takes_its_types_from_the_function_of_its_name(name):
+    declared = declared_calls()[name]
+
+    assert [ast.unparse(each) for each in declared.decorator_list] == [f"with_types_of(send_calls.{name})"]
+    assert declared.args.args[0].annotation is not None  # see with_types_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["send", "send_and_wait", "try_send"])
+def test_an_editor_finds_a_call_in_the_class_with_its_docstring(name):
+    import jedi
+
+    program = f'from aioproducer import Producer\nproducer = Producer("localhost:9092")\nproducer.{name}\n'
+    script = jedi.Script(program, project=jedi.Project(Path(__file__).parents[1]))
+
+    [shown] = script.help(3, len("producer.") + 1)
+
+    assert (shown.module_name, shown.name) == ("aioproducer.producer", name)
+    assert shown.docstring(raw=True) == inspect.cleandoc(getattr(Producer, name).__doc__)
+    assert name in {completion.name for completion in script.complete(3, len("producer.") + 1)}
+
+
+def test_the_slow_path_follows_the_calls():
+    body = body_of_producer()
+    [block] = [node for node in body if isinstance(node, ast.If)]
+    following = body[body.index(block) + 1]
+
+    assert [each.name for each in block.body if isinstance(each, Function)] == CALLS
+    assert isinstance(following, ast.AsyncFunctionDef)
+    assert following.name == "_send_slowly"
+
+
+def test_the_declared_calls_define_nothing_at_runtime():
+    assert not set(CALLS) & set(vars(Producer))
+    for name in CALLS:
+        assert getattr(Producer, name) is getattr(RecordPath, name)
