@@ -106,6 +106,7 @@ class Cluster:
     nodes: dict[int, Node]
     controller_id: int
     cluster_id: str | None
+    """The id that the brokers report, escaped like all their texts."""
     topics: dict[str, TopicInfo]
 
     @classmethod
@@ -141,7 +142,7 @@ class Cluster:
         nodes: dict[int, Node] = {}
         for broker in response.brokers:
             yield
-            if (node := _node(broker)) is not None:
+            if (node := node_of(broker)) is not None:
                 nodes[node.node_id] = node
         if not nodes:
             raise ProtocolError("a metadata response without any broker was rejected", written=True)
@@ -164,7 +165,8 @@ class Cluster:
             # A broker must report every requested topic; a topic that it leaves out is treated as unknown.
             if name not in topics:
                 topics[name] = TopicInfo(name, NO_TOPIC_ID, (), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
-        cluster = Cluster(nodes, response.controller_id, response.cluster_id or self.cluster_id, topics)
+        cluster_id = escaped(response.cluster_id) or self.cluster_id
+        cluster = Cluster(nodes, response.controller_id, cluster_id, topics)
         return self if self._is_same(cluster) else cluster
 
     def with_leader_hints(self, hints: Iterable[LeaderHint], endpoints: Iterable[Endpoint]) -> Cluster:
@@ -175,7 +177,9 @@ class Cluster:
         """
         if not self.nodes:
             return self
-        named = {endpoint.node_id: endpoint for endpoint in endpoints}
+        hints = list(hints)
+        leaders = {hint.leader for hint in hints}
+        named = {endpoint.node_id: endpoint for endpoint in endpoints if endpoint.node_id in leaders}
         nodes = dict(self.nodes)
         changed: dict[str, list[PartitionInfo]] = {}
         for topic, number, leader_id, epoch in hints:
@@ -185,7 +189,7 @@ class Cluster:
             partitions = changed.get(topic)
             if epoch <= (known if partitions is None else partitions[number]).leader_epoch:
                 continue
-            leader = _node(named[leader_id]) if leader_id in named else None
+            leader = node_of(named[leader_id]) if leader_id in named else None
             leader = leader or self.nodes.get(leader_id)
             if leader is None:
                 continue
@@ -270,7 +274,7 @@ class Cluster:
         )
 
 
-def _node(endpoint: Endpoint) -> Node | None:
+def node_of(endpoint: Endpoint) -> Node | None:
     """Return the endpoint as a node; None if its address is unusable or its id is negative (a bootstrap address)."""
     host, port = endpoint.host, endpoint.port
     if endpoint.node_id < 0 or not 0 < port < 65536 or not 0 < len(host) <= _MAX_HOST:

@@ -15,6 +15,7 @@ from aioproducer.observe.client_log import ClientLog, RecentWarnings
 from aioproducer.protocol.compression import Codec
 from aioproducer.security.addresses import ResolvedAddressFilter
 from aioproducer.settings.contradictions import settle
+from aioproducer.settings.entries import check_keywords
 from aioproducer.settings.names import unknown_keyword
 from aioproducer.settings.table import SETTINGS, SecuritySettings, Setting
 from aioproducer.settings.unsettled import NO_MISTAKES, Mistakes, UnsettledSettings
@@ -202,9 +203,7 @@ class ProducerConfig:
             ConfigError: a setting is unknown, malformed or out of range, or contradicts another one. One error lists
                 all mistakes, but an unknown setting is reported alone.
         """
-        for name in given:
-            if name not in SETTINGS:
-                raise unknown_keyword(name)
+        check_keywords(given)
         unsettled = UnsettledSettings(given, origins, mistakes)
         per_partition = settle(unsettled)
         values = {setting.field: unsettled[name] for name, setting in SETTINGS.items() if setting.field}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from uuid import UUID
 
 import pytest
@@ -66,6 +67,16 @@ def test_an_answer_becomes_nodes_topics_and_partitions():
     assert cluster.partition("t", 1).leader == 2
     assert cluster.partition("t", 2) is None
     assert cluster.partition("other", 0) is None
+
+
+def test_the_cluster_id_is_escaped_and_shortened():
+    first = known(topic(partition()), cluster_id="c\x1b[31m\n")
+
+    assert first.cluster_id == r"c\x1b[31m\x0a"
+    assert merged(first, response(topic(partition()), cluster_id="c\x1b[31m\n"), ["t"]) is first
+    assert merged(first, response(topic(partition()), cluster_id=None), ["t"]) is first
+    assert len(known(topic(partition()), cluster_id="c" * 30_000).cluster_id) == 1024
+    assert known(topic(partition()), cluster_id=None).cluster_id is None
 
 
 def test_partitions_are_in_order_whatever_order_the_answer_has():
@@ -334,6 +345,19 @@ def test_a_hint_may_bring_a_broker_that_was_not_known():
     assert leader_of(after) == (7, 6)
     assert after.nodes[7] == Node(7, "new", 9093)
     assert 3 not in after.nodes
+
+
+def test_only_the_endpoints_that_hints_name_are_kept_in_memory():
+    before = known(topic(partition()))
+    endpoints = (endpoint(number) for number in range(3, 10_000))
+
+    tracemalloc.start()
+    after = before.with_leader_hints([LeaderHint("t", 0, 7, 6)], endpoints)
+    grown = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert leader_of(after) == (7, 6)
+    assert grown < 100_000
 
 
 @pytest.mark.parametrize(

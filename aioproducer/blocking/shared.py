@@ -12,9 +12,10 @@ from aioproducer import CloseReport, ConfigError
 from aioproducer.blocking.loop_thread import check_may_block
 from aioproducer.blocking.producer import Producer
 from aioproducer.errors import IllegalStateError
+from aioproducer.settings.entries import check_keywords
 
 Shared = tuple[dict[str, Any], Producer[Any, Any]]
-"""The settings that were passed to shared_producer(), and the producer."""
+"""The settings that were passed to shared_producer(), with hidden secrets, and the producer."""
 
 _shared: tuple[Shared, ...] = ()
 """The shared producers. The tuple is replaced as a whole, so it can be read without the lock."""
@@ -45,15 +46,13 @@ def shared_producer(**settings: Any) -> Producer[Any, Any]:
         WrongLoopError: an event loop is running in this thread.
         IllegalStateError: the call, e.g. from a log handler, is made in a thread that is building a shared producer.
     """
-    try:
-        found = _open(settings)
-        if found is not None:
-            return found
-        check_may_block()
-        with _lock:
-            return _open(settings) or _build(settings)
-    finally:
-        del settings  # a traceback that shows locals must not show passwords
+    check_keywords(settings)
+    found = _open(settings)
+    if found is not None:
+        return found
+    check_may_block()
+    with _lock:
+        return _open(settings) or _build(settings)
 
 
 def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:

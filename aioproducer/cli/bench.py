@@ -62,6 +62,8 @@ def bench(
     Each record is sent by its own call to send(), as in a program. The latency
     is the time from send() to the acknowledgement. CPU is this process's processor time per record.
     """
+    given = Given(servers, config, tuple(settings or ()))
+    del settings  # a traceback that shows locals must not show passwords
     screen = Screen(as_json=as_json)
     screen.show_log(verbose)
 
@@ -69,7 +71,7 @@ def bench(
         if rate is not None and not (rate > 0 or rate == -1):
             raise UsageError(f"--rate {rate:g}: it must be more than 0")
         values = _payloads(payload_file, size)
-        producer = new_producer(Given(servers, config, tuple(settings or ())), screen)
+        producer = new_producer(given, screen)
         if producer.config.transactional_id is not None or producer.config.acks == 0:
             raise UsageError("bench measures acknowledgements: leave out acks=0 and transactional.id")
         await stop.unless_stopped(producer.start())

@@ -16,7 +16,6 @@ from aioproducer.cli.cluster_state import (
     ask_metadata,
     check_producer_id,
     check_topic,
-    nodes_of,
     write_one,
 )
 from aioproducer.cli.exits import ExitCode, UsageError
@@ -25,6 +24,7 @@ from aioproducer.cli.running import execute
 from aioproducer.cli.screen import Screen
 from aioproducer.cli.settings import Given, new_producer
 from aioproducer.cli.stop import Stop
+from aioproducer.cluster import node_of
 from aioproducer.network.connection import Connection
 from aioproducer.protocol.messages import MetadataResponse
 from aioproducer.types import Node
@@ -49,13 +49,14 @@ def check(
     advertises, then the topic's leaders, in-sync replicas and rights, a
     producer id, and with --write one record.
     """
+    given = Given(servers, config, tuple(settings or ()))
+    del settings  # a traceback that shows locals must not show passwords
     screen = Screen(as_json=as_json)
     screen.show_log(verbose, without_v=logging.CRITICAL)  # the steps already report these errors
 
     async def command(stop: Stop) -> ExitCode:
         if write and topic is None:
             raise UsageError("--write needs --topic")
-        given = Given(servers, config, tuple(settings or ()))
         # The transactional id is left out; otherwise the check would fence the producer that uses it.
         producer = new_producer(given, screen, transactional_id=None)
         checklist = Checklist(screen)
@@ -68,7 +69,7 @@ def check(
 
 async def _check_all(producer: Producer, checklist: Checklist, topic: str | None, *, write: bool) -> None:
     config = producer.config
-    checklist.passed("settings", _summary(config.shown()))
+    checklist.passed("settings", *_summary(config.shown()))
     prober = Prober(config, checklist)
     connections: list[Connection] = []
     try:
@@ -79,7 +80,7 @@ async def _check_all(producer: Producer, checklist: Checklist, topic: str | None
         may_write = True
         if topic is not None:
             checklist.place = f"topic {topic}"
-            may_write = check_topic(answer, checklist)
+            may_write = check_topic(answer, topic, checklist)
         checklist.place = "" if topic is None else checklist.place
         await check_producer_id(connections[0], config, checklist)
     finally:
@@ -118,8 +119,17 @@ async def _check_brokers(
     """Check the address that each broker advertises. Return whether all brokers can be reached."""
     bootstrap = ",".join(f"{host}:{port}" for host, port in config.bootstrap_servers)
     reached = True
-    for node in nodes_of(answer):
-        checklist.place = f"broker {node.node_id}, advertised as {node.host}:{node.port}"
+    for broker in answer.brokers:
+        checklist.place = f"broker {broker.node_id}, advertised as {broker.host}:{broker.port}"
+        node = node_of(broker)
+        if node is None:
+            checklist.failed(
+                "address",
+                "the broker's id or its address is invalid: a producer ignores this broker",
+                advice_on(broker, bootstrap),
+            )
+            reached = False
+            continue
         connection = await prober.connect(node, advice=advice_on(node, bootstrap))
         if connection is None:
             reached = False
@@ -128,7 +138,7 @@ async def _check_brokers(
     return reached
 
 
-def _summary(shown: Mapping[str, str]) -> str:
-    """Return the settings that differ from their defaults, with their origins and without secrets."""
+def _summary(shown: Mapping[str, str]) -> list[str]:
+    """Return a line for each setting that differs from its default, with its origin and without secrets."""
     given = [f"{name} = {text}" for name, text in shown.items() if not text.endswith("(default)")]
-    return "\n".join(given) or "all defaults"
+    return given or ["all defaults"]

@@ -1,4 +1,6 @@
-"""The steps of a check. Each step has passed, has failed or needs attention, and may include advice."""
+"""The steps of a check. Each step has passed, has failed or needs attention, and may include advice.
+
+Steps contain texts from brokers, so every text is escaped when its step is added."""
 
 from __future__ import annotations
 
@@ -8,9 +10,12 @@ from typing import Any
 
 from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.screen import Screen
+from aioproducer.errors import escaped
 
 WIDTH = 14
 """The length of the longest step name, in characters."""
+LONGEST_TEXT = 4096
+"""The limit for a line of a step, in characters."""
 
 
 class Status(StrEnum):
@@ -44,19 +49,27 @@ class Checklist:
         self.place = ""
         """The heading of the steps that follow."""
 
-    def passed(self, name: str, text: str) -> None:
+    def passed(self, name: str, *lines: str) -> None:
         """Add a step that has passed."""
-        self._add(Step(self.place, name, Status.PASSED, text))
+        self._add(name, Status.PASSED, *lines)
 
     def look(self, name: str, text: str, advice: str) -> None:
         """Add a step that has passed but needs attention."""
-        self._add(Step(self.place, name, Status.LOOK, text, advice))
+        self._add(name, Status.LOOK, text, advice=advice)
 
     def failed(self, name: str, text: str, advice: str = "") -> None:
         """Add a step that has failed."""
-        self._add(Step(self.place, name, Status.FAILED, text, advice))
+        self._add(name, Status.FAILED, text, advice=advice)
 
-    def _add(self, step: Step) -> None:
+    def _add(self, name: str, status: Status, *lines: str, advice: str = "") -> None:
+        shown = [escaped(line, LONGEST_TEXT) for line in lines]
+        step = Step(
+            escaped(self.place, LONGEST_TEXT),
+            name,
+            status,
+            "\n".join(shown),
+            escaped(advice, LONGEST_TEXT),
+        )
         if step.place and (not self.steps or self.steps[-1].place != step.place):
             self._screen.result((step.place, "bold"))
         self.steps.append(step)
@@ -66,7 +79,7 @@ class Checklist:
             Status.LOOK: ("!", "yellow"),
             Status.FAILED: (self._screen.cross, "bold red"),
         }[step.status]
-        first, *more = step.text.splitlines() or [""]
+        first, *more = shown
         self._screen.result((mark, style), f" {step.name.ljust(WIDTH)} {first}", indent=indent)
         for line in more:
             self._screen.result(line, indent=indent + len(mark) + WIDTH + 2)

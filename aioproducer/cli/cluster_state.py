@@ -8,13 +8,13 @@ from typing import Any
 
 from aioproducer import KafkaError, Producer, ProducerConfig
 from aioproducer.cli.checklist import Checklist
+from aioproducer.cluster import Endpoint
 from aioproducer.errors import counted
 from aioproducer.network.connection import Connection
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.error_codes import error_name
 from aioproducer.protocol.messages import InitProducerIdRequest, MetadataRequest, MetadataResponse
 from aioproducer.protocol.outcomes import Action, decide
-from aioproducer.types import Node
 
 NOT_REPORTED = -2147483648
 """The value in the authorized-operations field if the operations were not requested, or the broker is older than Kafka
@@ -55,22 +55,24 @@ async def ask_metadata(
     return answer
 
 
-def nodes_of(answer: MetadataResponse) -> list[Node]:
-    """Return the brokers with the addresses that they advertise."""
-    return [Node(broker.node_id, broker.host, broker.port) for broker in answer.brokers]
-
-
-def advice_on(node: Node, bootstrap: str) -> str:
+def advice_on(broker: Endpoint, bootstrap: str) -> str:
     """Return what to do if the advertised address of a broker cannot be reached."""
     return (
-        f"the cluster advertises {node.host}:{node.port} to its clients: fix advertised.listeners of broker "
-        f"{node.node_id}, or make this name and port reachable from here (you connect through {bootstrap})"
+        f"the cluster advertises {broker.host}:{broker.port} to its clients: fix advertised.listeners of broker "
+        f"{broker.node_id}, or make this name and port reachable from here (you connect through {bootstrap})"
     )
 
 
-def check_topic(answer: MetadataResponse, checklist: Checklist) -> bool:
+def check_topic(answer: MetadataResponse, name: str, checklist: Checklist) -> bool:
     """Check a topic's leaders, in-sync replicas and rights. Return whether records can be sent to it."""
-    [topic] = answer.topics
+    if len(answer.topics) != 1:
+        text = f"the broker answered for {counted(len(answer.topics), 'topic')} instead of 1"
+        checklist.failed("topic", text, _NOT_A_BROKER)
+        return False
+    topic = answer.topics[0]
+    if topic.name != name:
+        checklist.failed("topic", f"the broker answered for topic {topic.name} instead", _NOT_A_BROKER)
+        return False
     if topic.error_code:
         checklist.failed("topic", error_name(topic.error_code), _ADVICE.get(error_name(topic.error_code), ""))
         return False
@@ -111,6 +113,7 @@ def _check_rights(operations: int, checklist: Checklist) -> bool:
     return False
 
 
+_NOT_A_BROKER = "is this a Kafka broker? A broker answers for the topic that was requested"
 _ADVICE = {
     "UNKNOWN_TOPIC_OR_PARTITION": "create it, or correct its name; check does not create topics",
     "TOPIC_AUTHORIZATION_FAILED": "grant DESCRIBE and WRITE on the topic to this user",

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from aioproducer.cli.rows import Record
+from aioproducer.cli.rows import InputRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Columns:
         taken = () if self.keep else self.named
         return [name for name in names if name not in taken]
 
-    def record(self, row: Mapping[str, Any]) -> Record:
+    def record(self, row: Mapping[str, Any]) -> InputRecord:
         """Return the record for an input row. A missing field counts as null.
 
         Raises:
@@ -59,7 +59,7 @@ class Columns:
             value = to_bytes(row.get(self.value))
         else:
             value = to_json({name: row[name] for name in self.rest(row)})
-        return Record(
+        return InputRecord(
             value,
             None if self.key is None else to_bytes(row.get(self.key)),
             [(name, to_bytes(row.get(name))) for name in self.headers] or None,

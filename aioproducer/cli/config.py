@@ -44,6 +44,8 @@ def config(
 
     No cluster is needed. The exit code is 2 if the file is not accepted.
     """
+    given = Given(servers, file, tuple(settings or ()))
+    del settings  # a traceback that shows locals must not show passwords
     screen = Screen(as_json=as_json)
 
     def command() -> ExitCode:
@@ -53,7 +55,7 @@ def config(
             mark = {"used": screen.tick, "ignored": "!", "rejected": screen.cross}[line.handled]
             style = MARKS[line.handled]
             screen.result(f"{line.number:4} {line.key.ljust(width)} ", (mark, style), f" {line.text}")
-        accepted, problem = _accepted(Given(servers, file, tuple(settings or ())), screen)
+        accepted, problem = _accepted(given, screen)
         shown = [] if accepted is None else changed(accepted)
         if accepted is None:
             screen.result((f"{screen.cross} not accepted: ", "bold red"), problem)

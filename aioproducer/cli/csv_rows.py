@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 
 from aioproducer.cli.columns import Columns
-from aioproducer.cli.rows import InputProblem, Record, Rows, rows_of
+from aioproducer.cli.rows import InputProblem, InputRecord, InputRows, rows_of
 from aioproducer.cli.source import Source
 
 
 def read_csv(
     source: Source, before: int, columns: Columns, *, delimiter: str = ",", null: str | None = None
-) -> Iterator[Rows]:
+) -> Iterator[InputRows]:
     """Yield the rows of a source; the header line is not counted as a row.
 
     Raises:
@@ -28,7 +28,7 @@ def read_csv(
     if names is None:
         return
     _check_header(names, columns)
-    records: list[Record] = []
+    records: list[InputRecord] = []
     numbers: list[int] = []
     problem = None
     try:
@@ -64,7 +64,7 @@ def _check_header(names: list[str], columns: Columns) -> None:
         raise InputProblem(str(error)) from error
 
 
-def _record(fields: list[str], names: list[str], columns: Columns, null: str | None) -> Record:
+def _record(fields: list[str], names: list[str], columns: Columns, null: str | None) -> InputRecord:
     if len(fields) != len(names):
         raise ValueError(f"{len(fields)} columns, but the header has {len(names)}")
     if null is None:

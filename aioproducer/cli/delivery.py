@@ -15,7 +15,7 @@ from aioproducer.cli.exits import ExitCode, code_of
 from aioproducer.cli.failed_file import FailedFile
 from aioproducer.cli.feed import Feed
 from aioproducer.cli.ledger import Ledger
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.rows import InputRows
 
 STEPS_PER_SECOND = 20
 """With --rate, the number of parts into which each second's records are divided."""
@@ -31,7 +31,7 @@ class Target:
     rate: float | None = None
     """The maximum number of records a second."""
 
-    def complete(self, rows: Rows) -> Rows:
+    def complete(self, rows: InputRows) -> InputRows:
         """Return the rows with the shared partition and headers applied."""
         headers: Any = rows.headers
         if self.headers:
@@ -41,7 +41,7 @@ class Target:
             rows, headers=headers, partitions=rows.partitions if self.partition is None else self.partition
         )
 
-    async def send(self, producer: Producer, rows: Rows) -> Receipt:
+    async def send(self, producer: Producer, rows: InputRows) -> Receipt:
         """Send rows, which must not be empty."""
         return await producer.send_many(
             self.topic,
@@ -53,7 +53,7 @@ class Target:
         )
 
 
-class Delivery:
+class FeedDelivery:
     """One run of `produce`. `run()` returns once the results of all records that were sent are known."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Delivery:
         self._failed = failed
         self._next_at = 0.0
         """The earliest loop time at which the next records may be sent, with --rate."""
-        self._sent: asyncio.Queue[tuple[Rows, Receipt | None] | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[tuple[InputRows, Receipt | None] | None] = asyncio.Queue()
         self._closing = Closing(producer)
 
     async def run(self) -> None:
@@ -94,7 +94,7 @@ class Delivery:
         """Close the producer."""
         await self._closing.wait()
 
-    async def parts(self, rows: Rows) -> AsyncIterator[Rows]:
+    async def parts(self, rows: InputRows) -> AsyncIterator[InputRows]:
         """Yield the rows in parts, at the pace of --rate, until the feed is stopped."""
         rate = self.target.rate
         rows = self.target.complete(rows)
@@ -109,7 +109,7 @@ class Delivery:
                 return
             yield part
 
-    async def _send(self, rows: Rows) -> bool:
+    async def _send(self, rows: InputRows) -> bool:
         """Send rows. Return False if `send_many` raised an error, which ends the run."""
         if not len(rows):
             self._sent.put_nowait((rows, None))
@@ -129,7 +129,7 @@ class Delivery:
                 await receipt.wait()
             self.enter(rows, {} if receipt is None else receipt.errors)
 
-    def enter(self, rows: Rows, errors: Mapping[int, BaseException]) -> None:
+    def enter(self, rows: InputRows, errors: Mapping[int, BaseException]) -> None:
         """Record the results of rows: write failed records to their file, then enter the results into the ledger."""
         saved = False
         if errors and self._failed is not None:

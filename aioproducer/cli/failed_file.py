@@ -9,7 +9,7 @@ from pathlib import Path
 from aioproducer.cli.exits import UsageError
 from aioproducer.cli.json_lines import record_line
 from aioproducer.cli.ledger import outcome_of
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.rows import InputRows
 
 
 class FailedFile:
@@ -31,7 +31,7 @@ class FailedFile:
         if not path.exists() and not os.access(path.parent, os.W_OK):
             raise UsageError(f"--failed {path}: the directory does not exist or cannot be written")
 
-    def write(self, rows: Rows, errors: Mapping[int, BaseException]) -> None:
+    def write(self, rows: InputRows, errors: Mapping[int, BaseException]) -> None:
         """Append the failed records, each with its row, error and outcome.
 
         Raises:

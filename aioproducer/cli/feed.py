@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from aioproducer.cli.rows import InputProblem, Rows
+from aioproducer.cli.rows import InputProblem, InputRows
 from aioproducer.cli.source import Source
 
 PIECES_AHEAD = 4
 
-Reader = Callable[[Source, int], Iterator[Rows]]
+Reader = Callable[[Source, int], Iterator[InputRows]]
 """A function that yields the rows of a source. Its second argument is the number of rows in all earlier sources."""
 
 
@@ -32,7 +32,7 @@ class Feed:
         self._reader_of = reader_of
         self._skip = skip
         self._loop = asyncio.get_running_loop()
-        self._pieces: deque[Rows] = deque()
+        self._pieces: deque[InputRows] = deque()
         self._news = asyncio.Event()
         self._room = threading.Semaphore(PIECES_AHEAD)
         self._is_complete = False
@@ -59,7 +59,7 @@ class Feed:
         self.is_stopped = True
         self._news.set()
 
-    async def next(self, timeout: float | None = None) -> Rows | None:
+    async def next(self, timeout: float | None = None) -> InputRows | None:
         """Return the next rows; None at the end of the input and after `stop()`.
 
         Raises:
@@ -105,7 +105,7 @@ class Feed:
             bytes_before += source.bytes_read
         self._call(self._complete, problem, number)
 
-    def _hand_over(self, rows: Rows, bytes_before: int) -> None:
+    def _hand_over(self, rows: InputRows, bytes_before: int) -> None:
         if rows.last <= self._skip:
             return
         if len(rows) and rows.numbers[0] <= self._skip:
@@ -121,7 +121,7 @@ class Feed:
 
     # --------------------------------------------------------------------------------------------- in the loop
 
-    def _add(self, rows: Rows) -> None:
+    def _add(self, rows: InputRows) -> None:
         self._pieces.append(rows)
         self._news.set()
 

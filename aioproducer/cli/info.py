@@ -22,10 +22,12 @@ def info(
     as_json: options.AsJson = False,
 ) -> None:
     """Show versions and settings for a bug report. Secrets are hidden, but the names of hosts and users are not."""
+    given = Given(servers, config, tuple(settings or ()))
+    del settings  # a traceback that shows locals must not show passwords
     screen = Screen(as_json=as_json)
 
     def command() -> ExitCode:
-        producer = new_producer(Given(servers, config, tuple(settings or ())), screen)
+        producer = new_producer(given, screen)
         versions = dict(producer.describe().versions)
         del versions["event loop"]  # no loop has run
         versions |= {name: version for name in LIBRARIES if (version := _version(name)) is not None}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aioproducer.cli.columns import Columns, to_json
-from aioproducer.cli.rows import InputProblem, Record, Rows, rows_of
+from aioproducer.cli.rows import InputProblem, InputRecord, InputRows, rows_of
 from aioproducer.cli.source import Source
 
 
-def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[Rows]:
+def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[InputRows]:
     """Yield the rows of a source. Blank lines count as rows, but have no record. If no columns are named, each line
     itself is the value.
 
@@ -21,9 +21,9 @@ def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[R
         InputProblem: a line is not valid JSON, or lacks a named column. The rows before it have been yielded.
     """
 
-    def record(line: bytes, value: Any) -> Record:
+    def record(line: bytes, value: Any) -> InputRecord:
         if not columns.named:
-            return Record(line.strip())
+            return InputRecord(line.strip())
         if not isinstance(value, dict):
             raise ValueError("not a JSON object, which is needed if columns are named")
         columns.check(value)
@@ -32,18 +32,18 @@ def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[R
     return _read(source, before, record)
 
 
-def read_records(source: Source, before: int) -> Iterator[Rows]:
+def read_records(source: Source, before: int) -> Iterator[InputRows]:
     """Yield the rows of a file that `--failed` wrote: objects with value, key, headers, timestamp and partition.
 
     Raises:
         InputProblem: as in `read_json_lines`.
     """
 
-    def record(_: bytes, row: Any) -> Record:
+    def record(_: bytes, row: Any) -> InputRecord:
         if not isinstance(row, dict) or "value" not in row:
             raise ValueError('not an object with a "value" field, as written by --failed')
         headers = row.get("headers")
-        return Record(
+        return InputRecord(
             _decoded(row["value"]),
             _decoded(row.get("key")),
             None if headers is None else [(name, _decoded(value)) for name, value in headers],
@@ -54,7 +54,7 @@ def read_records(source: Source, before: int) -> Iterator[Rows]:
     return _read(source, before, record)
 
 
-def record_line(record: Record, **facts: Any) -> bytes:
+def record_line(record: InputRecord, **facts: Any) -> bytes:
     """Return one record as a line that `read_records` can read, with additional fields."""
     row: dict[str, Any] = {"value": _encoded(record.value)}
     if record.key is not None:
@@ -90,10 +90,10 @@ def _decoded(value: Any) -> bytes | None:
     raise ValueError('keys and values must be text, null or {"base64": "..."}')
 
 
-def _read(source: Source, before: int, record_of: Callable[[bytes, Any], Record]) -> Iterator[Rows]:
+def _read(source: Source, before: int, record_of: Callable[[bytes, Any], InputRecord]) -> Iterator[InputRows]:
     others = before
     for lines in source.lines():
-        records: list[Record] = []
+        records: list[InputRecord] = []
         numbers: list[int] = []
         problem = None
         for number, line in enumerate(lines, before + 1):

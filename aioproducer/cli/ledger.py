@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aioproducer import Outcome
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.rows import InputRows
 
 
 class Ledger:
@@ -34,7 +34,7 @@ class Ledger:
         """Whether a record was neither delivered nor saved. If so, the run must stop."""
         return not self._is_gapless
 
-    def settle(self, rows: Rows, errors: Mapping[int, BaseException], *, saved: bool) -> None:
+    def settle(self, rows: InputRows, errors: Mapping[int, BaseException], *, saved: bool) -> None:
         """Enter the results of `rows`.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.rows import InputRows
 from aioproducer.cli.source import Source
 from aioproducer.records._record_path import split_lines
 
@@ -20,7 +20,7 @@ class LineFormat:
     """The text that stands for a null key or value."""
 
 
-def read_lines(source: Source, before: int, form: LineFormat) -> Iterator[Rows]:
+def read_lines(source: Source, before: int, form: LineFormat) -> Iterator[InputRows]:
     """Yield the rows of a source.
 
     Args:
@@ -30,4 +30,4 @@ def read_lines(source: Source, before: int, form: LineFormat) -> Iterator[Rows]:
         keys, values = split_lines(block, form.key_delimiter, form.null)
         numbers = range(before + 1, before + 1 + len(values))
         before += len(values)
-        yield Rows(numbers, before, values, keys, bytes_read=source.bytes_read)
+        yield InputRows(numbers, before, values, keys, bytes_read=source.bytes_read)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 import time
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from aioproducer import KafkaError, ProducerConfig
 from aioproducer.cli.checklist import Checklist
+from aioproducer.errors import BrokerConnectionError
 from aioproducer.metrics import Metrics
-from aioproducer.network.connection import Connection
+from aioproducer.network.broker_entry import address_of
+from aioproducer.network.connection import Attempt, Connection
+from aioproducer.network.dialer import MakeWire, dial, shake_hands
+from aioproducer.network.wire import TlsWire, Wire
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.security.login import Login
-from aioproducer.security.tls import certificate_name, handshake_error
+from aioproducer.security.tls import certificate_name
 from aioproducer.types import Node
+
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
 
 CLOSE_TO_EXPIRY = 30
 """A certificate needs attention if it expires in fewer days than this."""
@@ -39,12 +48,22 @@ class Prober:
             node: a bootstrap address, or a broker with the address that it advertises.
             advice: what to do if the address cannot be reached; by default, advice about bootstrap addresses.
         """
-        if not await self._resolve(node, advice) or not await self._dial(node, advice):
+        try:
+            address = address_of(node, self._config.address_filter)
+        except KafkaError as error:
+            self._list.failed("address", str(error))
             return None
-        if self._login.uses_tls and not await self._shake_hands(node):
+        if not await self._resolve(address, advice) or not await self._dial(address, advice):
+            return None
+        if self._login.uses_tls and not await self._shake_hands(address, certificate_name(node.host)):
             return None
         connection = Connection(
-            node, self._config, on_change=lambda _: None, metrics=Metrics(), login=self._login
+            node,
+            self._config,
+            Attempt(address),
+            on_change=lambda _: None,
+            metrics=Metrics(),
+            login=self._login,
         )
         if not await self._attempt("ApiVersions", connection.reach()):
             return None
@@ -65,66 +84,80 @@ class Prober:
             return False
         return True
 
-    async def _resolve(self, node: Node, advice: str) -> bool:
+    async def _resolve(self, address: Address, advice: str) -> bool:
+        host, port = address
+        if self._config.connector is not None:
+            return True  # a connector resolves the name itself, perhaps on another machine
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout):
-                found = await loop.getaddrinfo(node.host, node.port, type=socket.SOCK_STREAM)
-        except (OSError, TimeoutError) as error:
-            why = getattr(error, "strerror", None) or f"no answer within {self._timeout:g} s"
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:  # a ValueError: the name cannot be encoded for DNS
+            why = getattr(error, "strerror", None) or str(error) or f"no answer within {self._timeout:g} s"
             self._list.failed(
                 "DNS",
-                f"this machine cannot resolve {node.host}: {why}",
+                f"this machine cannot resolve {host}: {why}",
                 advice or "correct the name in -b or bootstrap.servers, or add it to DNS or to /etc/hosts",
             )
             return False
-        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        addresses = list(dict.fromkeys(str(one[0]) for *_, one in found))
         self._list.passed("DNS", ", ".join(addresses))
         return True
 
-    async def _dial(self, node: Node, advice: str) -> bool:
+    async def _open(self, address: Address, make_wire: MakeWire = Wire) -> Wire:
+        """Connect as a producer does: through the connector, or only to IP addresses that the client may connect to."""
+        host, port = address
+        return await dial(
+            host,
+            port,
+            self._timeout,
+            make_wire=make_wire,
+            connector=self._config.connector,
+            address_filter=self._config.resolved_address_filter,
+        )
+
+    async def _dial(self, address: Address, advice: str) -> bool:
+        host, port = address
         began = time.perf_counter()
         try:
-            async with asyncio.timeout(self._timeout):
-                _, writer = await asyncio.open_connection(node.host, node.port)
-        except (OSError, TimeoutError) as error:
+            wire = await self._open(address)
+        except BrokerConnectionError as error:
             why = (
                 _reason(error) or f"no connection within {self._timeout:g} s (does a firewall drop packets?)"
             )
             self._list.failed(
                 "TCP",
-                f"{node.host}:{node.port}: {why}",
+                f"{host}:{port}: {why}",
                 advice
                 or "start the broker, or correct the port; listeners= in the broker's settings lists its ports",
             )
             return False
         self._list.passed("TCP", f"connected in {(time.perf_counter() - began) * 1000:.1f} ms")
-        await _closed(writer)
+        await _closed(wire)
         return True
 
-    async def _shake_hands(self, node: Node) -> bool:
-        """Do a separate TLS handshake, to show the broker's certificate."""
+    async def _shake_hands(self, address: Address, name: str) -> bool:
+        """Do a separate TLS handshake, to show the broker's certificate, which must be for `name`."""
+        host, port = address
         try:
             async with asyncio.timeout(self._timeout):
-                _, writer = await asyncio.open_connection(
-                    node.host,
-                    node.port,
-                    ssl=await self._login.tls_context(),
-                    server_hostname=certificate_name(node.host),
-                )
-        except ssl.SSLError as error:
-            self._list.failed("TLS", str(handshake_error(f"{node.host}:{node.port}", error)))
+                context = await self._login.tls_context()
+            wire = await self._open(address, partial(_TlsProbe, context=context, server_name=name))
+        except TimeoutError:
+            self._list.failed("TLS", f"the certificate files were not read within {self._timeout:g} s")
             return False
         except KafkaError as error:
             self._list.failed("TLS", str(error))
             return False
-        except (OSError, TimeoutError) as error:
-            why = _reason(error) or f"no answer to the handshake within {self._timeout:g} s"
-            self._list.failed("TLS", why, "is this a PLAINTEXT or SASL_PLAINTEXT listener?")
+        assert isinstance(wire, _TlsProbe)
+        try:
+            await shake_hands(wire, f"{host}:{port}", self._timeout)
+            self._show_certificate(wire.session)
+        except KafkaError as error:
+            self._list.failed("TLS", str(error))
             return False
-        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        self._show_certificate(session)
-        await _closed(writer)
+        finally:
+            await _closed(wire)
         return True
 
     def _show_certificate(self, session: ssl.SSLObject) -> None:
@@ -164,17 +197,25 @@ def _identity(config: ProducerConfig) -> str:
     return f"{config.sasl_mechanism}{user}"
 
 
-def _reason(error: BaseException) -> str:
-    """Return the system's text for an error, even if asyncio has replaced that text; "" for a timeout."""
-    if isinstance(error, TimeoutError) and not getattr(error, "errno", None):
+def _reason(error: BrokerConnectionError) -> str:
+    """Return the system's text for a failed connection, even if asyncio has replaced that text; "" for a timeout."""
+    cause = error.__cause__
+    number = getattr(cause, "errno", None) or 0
+    if isinstance(cause, TimeoutError) and not number:
         return ""
-    number = getattr(error, "errno", None)
-    return (os.strerror(number) if number else "") or str(error) or type(error).__name__
+    return os.strerror(number) if number > 0 else str(cause or error)  # resolvers use negative numbers
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    try:
-        await writer.wait_closed()
-    except OSError:
-        pass  # the peer closed the connection first, but the probe has succeeded
+class _TlsProbe(TlsWire):
+    """A TLS wire that shows its session."""
+
+    @property
+    def session(self) -> ssl.SSLObject:
+        """The TLS version, the cipher and the broker's certificate, after the handshake."""
+        return self._tls
+
+
+async def _closed(wire: Wire) -> None:
+    wire.abort()
+    with contextlib.suppress(OSError):  # the peer closed the connection first
+        await wire.writer.wait_closed()

@@ -12,7 +12,7 @@ import typer
 from aioproducer import Producer
 from aioproducer.cli import options
 from aioproducer.cli.columns import Columns
-from aioproducer.cli.delivery import Delivery, Target
+from aioproducer.cli.delivery import FeedDelivery, Target
 from aioproducer.cli.exits import ExitCode, UsageError
 from aioproducer.cli.failed_file import FailedFile
 from aioproducer.cli.feed import Feed
@@ -200,6 +200,8 @@ def produce(
     acknowledged (with --transaction, committed). --skip continues after it.
     Without --transaction this can create duplicates, because later records may already be in the log.
     """
+    given = Given(servers, config, tuple(settings or ()))
+    del settings  # a traceback that shows locals must not show passwords
     screen = Screen(as_json=as_json)
     screen.show_log(verbose)
 
@@ -212,7 +214,6 @@ def produce(
         )
         _check(rate, delimiter, partition, partition_column)
         target = Target(topic, partition, tuple(_headers(headers or [])), rate)
-        given = Given(servers, config, tuple(settings or ()))
         sources = open_sources(list(files or []))
         shape.check(sources)
         fixed = {} if transaction is None else {"transactional_id": transaction}
@@ -236,7 +237,7 @@ async def _run(
 ) -> ExitCode:
     await stop.unless_stopped(producer.start())
     ledger = Ledger(skip)
-    kind = Delivery if producer.config.transactional_id is None else TransactionalDelivery
+    kind = FeedDelivery if producer.config.transactional_id is None else TransactionalDelivery
     delivery = kind(producer, feed, target, ledger, failed)
     report = Report(screen, delivery, failed)
 

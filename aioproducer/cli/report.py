@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from aioproducer.cli.delivery import Delivery
+from aioproducer.cli.delivery import FeedDelivery
 from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.failed_file import FailedFile
 from aioproducer.cli.screen import Screen
@@ -16,7 +16,7 @@ from aioproducer.errors import counted
 class Report:
     """The report of one run, created when the run begins and written when it has ended."""
 
-    def __init__(self, screen: Screen, delivery: Delivery, failed: FailedFile | None) -> None:
+    def __init__(self, screen: Screen, delivery: FeedDelivery, failed: FailedFile | None) -> None:
         self._screen = screen
         self._delivery = delivery
         self._failed = failed

@@ -11,7 +11,7 @@ class InputProblem(Exception):
     """The input cannot be read beyond a certain row. The feed adds the name of the file to the text."""
 
 
-class Record(NamedTuple):
+class InputRecord(NamedTuple):
     """The parts of one record, as `send` accepts them."""
 
     value: Any = None
@@ -22,7 +22,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class InputRows:
     """Columns for `send_many`: lists, Slices or Arrow data, all of the same length. An absent column is None."""
 
     numbers: Sequence[int]
@@ -40,7 +40,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> InputRows:
         """Return the records from index `start` up to, but not including, `stop`."""
         stop = min(stop, len(self))
         if start == 0 and stop == len(self):
@@ -52,14 +52,14 @@ class Rows:
             **{name: _sliced(getattr(self, name), start, stop) for name in _COLUMNS},
         )
 
-    def without(self, skip: int) -> Rows:
+    def without(self, skip: int) -> InputRows:
         """Return the records after input row number `skip`."""
         start = next((index for index, number in enumerate(self.numbers) if number > skip), len(self))
         return self.part(start, len(self)) if start < len(self) else _empty(self)
 
-    def record(self, index: int) -> Record:
+    def record(self, index: int) -> InputRecord:
         """Return the parts of one record as Python objects."""
-        return Record(*(_item(getattr(self, name), index) for name in _COLUMNS))
+        return InputRecord(*(_item(getattr(self, name), index) for name in _COLUMNS))
 
 
 _COLUMNS = ("values", "keys", "headers", "timestamps", "partitions")
@@ -78,14 +78,14 @@ def _item(column: Any, index: int) -> Any:
     return item.as_py() if hasattr(item, "as_py") else item
 
 
-def _empty(rows: Rows) -> Rows:
-    return Rows((), rows.last, [], bytes_read=rows.bytes_read)
+def _empty(rows: InputRows) -> InputRows:
+    return InputRows((), rows.last, [], bytes_read=rows.bytes_read)
 
 
-def rows_of(records: Sequence[Record], numbers: Sequence[int], last: int, bytes_read: int) -> Rows:
+def rows_of(records: Sequence[InputRecord], numbers: Sequence[int], last: int, bytes_read: int) -> InputRows:
     """Return records as columns; a part that no record has becomes None."""
     columns = [list(column) for column in zip(*records, strict=True)] or [[], [], [], [], []]
     keys, headers, timestamps, partitions = (
         None if all(item is None for item in column) else column for column in columns[1:]
     )
-    return Rows(numbers, last, columns[0], keys, headers, timestamps, partitions, bytes_read)
+    return InputRows(numbers, last, columns[0], keys, headers, timestamps, partitions, bytes_read)

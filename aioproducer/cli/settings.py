@@ -4,12 +4,11 @@ ones."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aioproducer import Producer
+from aioproducer import Producer, Secret
 from aioproducer.cli.exits import UsageError
 from aioproducer.cli.screen import Screen
 from aioproducer.settings.entries import (
@@ -28,7 +27,7 @@ ENVIRONMENT = "AIOPRODUCER_"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The values of -b, -F and -X."""
+    """The values of -b, -F and -X. A command passes on only this object, since its repr hides the passwords in -X."""
 
     servers: str | None = None
     file: Path | None = None
@@ -51,7 +50,7 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
         UsageError: -X is not KEY=VALUE.
     """
     overrides = _overrides(given)
-    warn_of_secrets(given.settings, screen)
+    _warn_of_secrets(given, screen)
     if given.servers is not None:
         overrides["bootstrap_servers"] = given.servers
     entries = _entries(given)
@@ -62,7 +61,8 @@ def new_producer(given: Given, screen: Screen, **fixed: Any) -> Producer:
 
 
 def _overrides(given: Given) -> dict[str, Any]:
-    found = resolve(entries_of_mapping(_pairs(given.settings)), {})
+    pairs = _pairs(given)
+    found = resolve(entries_of_mapping({name: value.reveal() for name, value in pairs.items()}), {})
     found.mistakes.raise_if_any()
     return found.settings
 
@@ -79,19 +79,18 @@ def _setting(entry: Entry) -> str:
     return (key.setting or key.name) if key is not None else entry.key
 
 
-def _pairs(settings: Iterable[str]) -> dict[str, str]:
-    pairs = {}
-    for text in settings:
-        key, sign, value = text.partition("=")
-        if not sign or not key.strip():
-            raise UsageError("-X needs KEY=VALUE, such as -X compression.type=zstd")
-        pairs[key.strip()] = value
-    return pairs
+def _pairs(given: Given) -> dict[str, Secret]:
+    """Return the settings in -X, by key."""
+    parts = [text.partition("=") for text in given.settings]
+    if all(sign and key.strip() for key, sign, _ in parts):
+        return {key.strip(): Secret(value) for key, _, value in parts}
+    del parts  # a traceback that shows locals must not show passwords
+    raise UsageError("-X needs KEY=VALUE, such as -X compression.type=zstd")
 
 
-def warn_of_secrets(settings: Iterable[str], screen: Screen) -> None:
-    """Warn about each secret that `-X key=value` contains."""
-    for name in _pairs(settings):
+def _warn_of_secrets(given: Given, screen: Screen) -> None:
+    """Warn about each secret in -X."""
+    for name in _pairs(given):
         key = key_named(name)
         if key is not None and key.setting and SETTINGS[key.setting].hides_value:
             variable = f"{ENVIRONMENT}{key.setting.upper()}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from aioproducer.cli.columns import Columns, to_bytes, to_json
 from aioproducer.cli.exits import UsageError
-from aioproducer.cli.rows import InputProblem, Rows
+from aioproducer.cli.rows import InputProblem, InputRows
 from aioproducer.cli.source import Source
 
 ROWS_AT_ONCE = 10_000
@@ -28,7 +28,7 @@ def check_pyarrow() -> None:
         raise UsageError("Parquet and Arrow files need pyarrow: pip install pyarrow") from error
 
 
-def read_parquet(source: Source, before: int, columns: Columns) -> Iterator[Rows]:
+def read_parquet(source: Source, before: int, columns: Columns) -> Iterator[InputRows]:
     """Yield the rows of a Parquet file.
 
     Raises:
@@ -47,7 +47,7 @@ def read_parquet(source: Source, before: int, columns: Columns) -> Iterator[Rows
         raise InputProblem(str(error)) from error
 
 
-def read_arrow(source: Source, before: int, columns: Columns) -> Iterator[Rows]:
+def read_arrow(source: Source, before: int, columns: Columns) -> Iterator[InputRows]:
     """Yield the rows of an Arrow file (also Feather version 2) or an Arrow stream.
 
     Raises:
@@ -69,7 +69,7 @@ def _batches(reader: Any) -> Iterator[Any]:
         yield reader.get_batch(number)
 
 
-def _read(batches: Iterable[Any], source: Source, before: int, columns: Columns) -> Iterator[Rows]:
+def _read(batches: Iterable[Any], source: Source, before: int, columns: Columns) -> Iterator[InputRows]:
     for large in batches:
         for start in range(0, large.num_rows, ROWS_AT_ONCE):
             batch = large.slice(start, ROWS_AT_ONCE)
@@ -82,12 +82,12 @@ def _read(batches: Iterable[Any], source: Source, before: int, columns: Columns)
                 raise InputProblem(f"rows {numbers[0]} to {numbers[-1]}: {error}") from error
 
 
-def _rows(batch: Any, columns: Columns, numbers: range, bytes_read: int) -> Rows:
+def _rows(batch: Any, columns: Columns, numbers: range, bytes_read: int) -> InputRows:
     names: list[str] = batch.schema.names
     own = not columns.named and not columns.keep and "value" in names and set(names) <= OWN_COLUMNS
     if own:
         column = {name: batch.column(name) if name in names else None for name in OWN_COLUMNS}
-        return Rows(
+        return InputRows(
             numbers,
             numbers[-1],
             column["value"],
@@ -102,7 +102,7 @@ def _rows(batch: Any, columns: Columns, numbers: range, bytes_read: int) -> Rows
         values = _as_bytes(batch.column(columns.value))
     else:
         values = [to_json(row) for row in batch.select(columns.rest(names)).to_pylist()]
-    return Rows(
+    return InputRows(
         numbers,
         numbers[-1],
         values,

@@ -13,8 +13,8 @@ from aioproducer import (
     TransactionAbortedError,
     TransactionError,
 )
-from aioproducer.cli.delivery import Delivery
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.delivery import FeedDelivery
+from aioproducer.cli.rows import InputRows
 
 MOST_RECORDS = 10_000
 LONGEST = 10.0
@@ -25,7 +25,7 @@ PARTING = 2.0
 """The maximum number of seconds for aborting the open transaction after the second Ctrl-C."""
 
 
-class TransactionalDelivery(Delivery):
+class TransactionalDelivery(FeedDelivery):
     """One run of `produce --transaction`."""
 
     _work: asyncio.Task[None] | None = None
@@ -33,7 +33,7 @@ class TransactionalDelivery(Delivery):
 
     async def run(self) -> None:
         """Send all rows and commit them."""
-        self._parts: list[tuple[Rows, Receipt | None]] = []
+        self._parts: list[tuple[InputRows, Receipt | None]] = []
         self._count = 0
         """The number of records in the open transaction."""
         self._ends_at = 0.0
@@ -72,7 +72,7 @@ class TransactionalDelivery(Delivery):
                     break
         await self._commit()
 
-    async def _add(self, rows: Rows) -> bool:
+    async def _add(self, rows: InputRows) -> bool:
         """Add rows to the transaction, and commit it whenever it is full. Return False if the run must end."""
         while len(rows) and not self.feed.is_stopped:
             room = MOST_RECORDS - self._count
@@ -88,7 +88,7 @@ class TransactionalDelivery(Delivery):
             self._parts.append((rows, None))
         return True
 
-    async def _send_within(self, rows: Rows) -> bool:
+    async def _send_within(self, rows: InputRows) -> bool:
         try:
             if not self._count:
                 await self.producer.begin_transaction()

@@ -15,7 +15,7 @@ from aioproducer import (
     blocking,
 )
 from aioproducer import Producer as AsyncProducer
-from aioproducer.settings.entries import entries_of_mapping, resolve
+from aioproducer.settings.entries import check_keywords, entries_of_mapping, resolve
 
 if TYPE_CHECKING:
     from aioproducer.records.serializers import Serializer
@@ -68,6 +68,7 @@ class Producer(AsyncProducer[Any, Any]):
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
         try:
+            check_keywords(settings)
             if config is not None:
                 self._sourced = resolve(entries_of_mapping(config), settings)
                 settings = dict(self._sourced.settings)
@@ -152,7 +153,7 @@ class Producer(AsyncProducer[Any, Any]):
             group_id: the result of `consumer.consumer_group_metadata()`, a ConsumerGroupMetadata, or the group's id.
 
         Raises:
-            KafkaError: those of `aioproducer.Producer.send_offsets_to_transaction`.
+            KafkaError: the same errors as `aioproducer.Producer.send_offsets_to_transaction`.
         """
         await super().send_offsets_to_transaction(offsets, group_id)
 

@@ -5,13 +5,13 @@ from typing import Protocol, TypeVar
 
 _Thing = TypeVar("_Thing")
 
-class _Queue(Protocol):
+class _HasPartition(Protocol):
     @property
     def partition(self) -> int: ...
 
 class _Sealed(Protocol):
     @property
-    def queue(self) -> _Queue: ...
+    def queue(self) -> _HasPartition: ...
     @property
     def segments(self) -> tuple[bytes | memoryview, ...]: ...
 

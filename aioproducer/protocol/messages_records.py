@@ -8,6 +8,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from aioproducer.protocol.api_keys import ApiKey
+from aioproducer.protocol.messages_metadata import MOST_BROKERS, MOST_PARTITIONS, MOST_TOPICS
 from aioproducer.protocol.primitives import Records
 from aioproducer.protocol.schema import (
     Message,
@@ -22,6 +23,10 @@ from aioproducer.protocol.schema import (
     struct,
     uuid,
 )
+
+MOST_RECORDS = 1_000_000
+"""The maximum number of record errors for a batch. A batch of so many records has at least 7 MB; by default, batches have
+at most 256 KiB."""
 
 
 class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexible_from=9):
@@ -46,7 +51,7 @@ class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexibl
         log_append_time_ms: int = int64(default=-1)
         log_start_offset: int = int64("5+", default=-1, ignorable=True)
         record_errors: list[ProduceResponse.BatchIndexAndErrorMessage] = array(
-            "BatchIndexAndErrorMessage", "8+", ignorable=True
+            "BatchIndexAndErrorMessage", "8+", ignorable=True, most=MOST_RECORDS
         )
         error_message: str | None = string("8+", nullable="8+", default=None, ignorable=True)
         current_leader: ProduceResponse.LeaderIdAndEpoch = struct("LeaderIdAndEpoch", "10+", tag=0)
@@ -55,7 +60,7 @@ class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexibl
         name: str = string("0-12", ignorable=True)
         topic_id: UUID = uuid("13+", ignorable=True)
         partition_responses: list[ProduceResponse.PartitionProduceResponse] = array(
-            "PartitionProduceResponse"
+            "PartitionProduceResponse", most=MOST_PARTITIONS
         )
 
     class NodeEndpoint(Struct):
@@ -64,9 +69,11 @@ class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexibl
         port: int = int32()
         rack: str | None = string(nullable="0+", default=None)
 
-    responses: list[ProduceResponse.TopicProduceResponse] = array("TopicProduceResponse")
+    responses: list[ProduceResponse.TopicProduceResponse] = array("TopicProduceResponse", most=MOST_TOPICS)
     throttle_time_ms: int = int32()
-    node_endpoints: list[ProduceResponse.NodeEndpoint] = array("NodeEndpoint", "10+", tag=0)
+    node_endpoints: list[ProduceResponse.NodeEndpoint] = array(
+        "NodeEndpoint", "10+", tag=0, most=MOST_BROKERS
+    )
 
 
 class ProduceRequest(

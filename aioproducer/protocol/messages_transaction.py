@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from aioproducer.protocol.api_keys import ApiKey
+from aioproducer.protocol.messages_metadata import MOST_PARTITIONS, MOST_TOPICS
 from aioproducer.protocol.schema import Message, Struct, array, boolean, int16, int32, int64, string
+
+MOST_GROUPS = 1_000
+"""The maximum number of groups in a response. A producer asks for one group at a time."""
+MOST_PRODUCERS = 1_000_000
+"""The maximum number of producers of a partition. A broker remembers all producers of the last day, including those
+that wrote only one record."""
 
 
 class InitProducerIdResponse(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 5), flexible_from=2):
@@ -46,12 +53,12 @@ class AddPartitionsToTxnResponse(
     class AddPartitionsToTxnTopicResult(Struct):
         name: str = string()
         results_by_partition: list[AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult] = array(
-            "AddPartitionsToTxnPartitionResult"
+            "AddPartitionsToTxnPartitionResult", most=MOST_PARTITIONS
         )
 
     throttle_time_ms: int = int32()
     results_by_topic_v3_and_below: list[AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult] = array(
-        "AddPartitionsToTxnTopicResult"
+        "AddPartitionsToTxnTopicResult", most=MOST_TOPICS
     )
 
 
@@ -128,11 +135,13 @@ class TxnOffsetCommitResponse(Message, api_key=ApiKey.TXN_OFFSET_COMMIT, version
     class TxnOffsetCommitResponseTopic(Struct):
         name: str = string()
         partitions: list[TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition] = array(
-            "TxnOffsetCommitResponsePartition"
+            "TxnOffsetCommitResponsePartition", most=MOST_PARTITIONS
         )
 
     throttle_time_ms: int = int32()
-    topics: list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic] = array("TxnOffsetCommitResponseTopic")
+    topics: list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic] = array(
+        "TxnOffsetCommitResponseTopic", most=MOST_TOPICS
+    )
 
 
 class TxnOffsetCommitRequest(
@@ -185,7 +194,7 @@ class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8),
     class OffsetFetchResponseTopic(Struct):
         name: str = string()
         partitions: list[OffsetFetchResponse.OffsetFetchResponsePartition] = array(
-            "OffsetFetchResponsePartition"
+            "OffsetFetchResponsePartition", most=MOST_PARTITIONS
         )
 
     class OffsetFetchResponsePartitions(Struct):
@@ -198,18 +207,24 @@ class OffsetFetchResponse(Message, api_key=ApiKey.OFFSET_FETCH, versions=(1, 8),
     class OffsetFetchResponseTopics(Struct):
         name: str = string()
         partitions: list[OffsetFetchResponse.OffsetFetchResponsePartitions] = array(
-            "OffsetFetchResponsePartitions"
+            "OffsetFetchResponsePartitions", most=MOST_PARTITIONS
         )
 
     class OffsetFetchResponseGroup(Struct):
         group_id: str = string()
-        topics: list[OffsetFetchResponse.OffsetFetchResponseTopics] = array("OffsetFetchResponseTopics")
+        topics: list[OffsetFetchResponse.OffsetFetchResponseTopics] = array(
+            "OffsetFetchResponseTopics", most=MOST_TOPICS
+        )
         error_code: int = int16()
 
     throttle_time_ms: int = int32("3+", ignorable=True)
-    topics: list[OffsetFetchResponse.OffsetFetchResponseTopic] = array("OffsetFetchResponseTopic", "0-7")
+    topics: list[OffsetFetchResponse.OffsetFetchResponseTopic] = array(
+        "OffsetFetchResponseTopic", "0-7", most=MOST_TOPICS
+    )
     error_code: int = int16("2-7", ignorable=True)
-    groups: list[OffsetFetchResponse.OffsetFetchResponseGroup] = array("OffsetFetchResponseGroup", "8+")
+    groups: list[OffsetFetchResponse.OffsetFetchResponseGroup] = array(
+        "OffsetFetchResponseGroup", "8+", most=MOST_GROUPS
+    )
 
 
 class OffsetFetchRequest(
@@ -257,14 +272,18 @@ class DescribeProducersResponse(Message, api_key=ApiKey.DESCRIBE_PRODUCERS, vers
         partition_index: int = int32()
         error_code: int = int16()
         error_message: str | None = string(nullable="0+", default=None)
-        active_producers: list[DescribeProducersResponse.ProducerState] = array("ProducerState")
+        active_producers: list[DescribeProducersResponse.ProducerState] = array(
+            "ProducerState", most=MOST_PRODUCERS
+        )
 
     class TopicResponse(Struct):
         name: str = string()
-        partitions: list[DescribeProducersResponse.PartitionResponse] = array("PartitionResponse")
+        partitions: list[DescribeProducersResponse.PartitionResponse] = array(
+            "PartitionResponse", most=MOST_PARTITIONS
+        )
 
     throttle_time_ms: int = int32()
-    topics: list[DescribeProducersResponse.TopicResponse] = array("TopicResponse")
+    topics: list[DescribeProducersResponse.TopicResponse] = array("TopicResponse", most=MOST_TOPICS)
 
 
 class DescribeProducersRequest(

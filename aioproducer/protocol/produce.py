@@ -9,10 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
+from aioproducer.errors import ProtocolError, counted
 from aioproducer.protocol._request_path import encode_produce, read_success
 from aioproducer.protocol.api import decode_response
 from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.messages import ProduceResponse
+
+ROOM = 64 * 1024
+ROOM_PER_BATCH = 4 * 1024
+ROOM_PER_RECORD = 512
+"""The maximum size of a response in bytes is the sum of these limits. Kafka's texts are shorter than 2 KiB for a batch
+and than 340 bytes for each of its records, with the longest topic name (KIP-467)."""
+MOST_EXTRA = 100
+"""The maximum number of partitions, and of record errors, in a response in addition to those of its request. The sender
+ignores or rejects each of them, but it applies the rest of the response."""
 
 
 class _Queue(Protocol):
@@ -21,13 +31,17 @@ class _Queue(Protocol):
 
 
 class Sealed(Protocol):
-    """The interface of a batch: its partition, and its header and records as encoded for the wire."""
+    """The interface of a batch: its partition, the number of its records, and its header and records as encoded for the
+    wire."""
 
     @property
     def queue(self) -> _Queue: ...
 
     @property
     def segments(self) -> tuple[bytes | memoryview, ...]: ...
+
+    @property
+    def record_count(self) -> int: ...
 
 
 class Appended(NamedTuple):
@@ -72,9 +86,39 @@ class ProduceBatches:
 
         Raises:
             CorrelationError: the frame is the response to another request.
-            ProtocolError: the frame is not a Produce response of this version, or bytes are left over.
+            ProtocolError: the frame is not a Produce response of this version, bytes are left over, or the response is
+                larger than any response to this request.
         """
         success = read_success(version, frame, correlation_id, self._places)
-        if success is None:
-            return decode_response(ProduceResponse, version, frame, correlation_id)
-        return Appended(*success)
+        if success is not None:
+            return Appended(*success)
+        batches = [batch for _, _, part in self.topics for batch in part]
+        records = sum(batch.record_count for batch in batches)
+        # The size is checked first: a broker could otherwise block the event loop for seconds with one response.
+        most = ROOM + ROOM_PER_BATCH * len(batches) + ROOM_PER_RECORD * records
+        if len(frame) > most:
+            raise ProtocolError(
+                f"a Produce response of {len(frame)} bytes; the limit for its request of "
+                f"{counted(len(batches), 'batch', 'batches')} and {counted(records, 'record')} is {most} bytes"
+            )
+        response = decode_response(ProduceResponse, version, frame, correlation_id)
+        _check_counts(response, len(batches) + MOST_EXTRA, records + MOST_EXTRA)
+        return response
+
+
+def _check_counts(response: ProduceResponse, most: int, most_errors: int) -> None:
+    """Raise ProtocolError if a response has more than `most` partitions or more than `most_errors` record errors."""
+    _check_count(len(response.responses), "topic", most)
+    partitions = errors = 0
+    for topic in response.responses:
+        partitions += len(topic.partition_responses)
+        _check_count(partitions, "partition", most)
+        errors += sum(len(partition.record_errors) for partition in topic.partition_responses)
+        _check_count(errors, "record error", most_errors)
+
+
+def _check_count(count: int, of: str, most: int) -> None:
+    if count > most:
+        raise ProtocolError(
+            f"a Produce response with {counted(count, of)}; the limit for its request is {most}"
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import TypeAlias
 
 from aioproducer.errors import escaped
@@ -16,6 +16,15 @@ ResolvedAddressFilter: TypeAlias = Callable[[str, str, int], bool]
 """(host, IP address, port) -> whether to connect there."""
 
 _MOST_SHOWN = 80
+
+_NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
+"""The prefixes of NAT64 (RFC 6052, RFC 8215). The last 32 bits are an IPv4 address, except behind gateways that use a
+part of the second prefix shorter than 96 bits."""
+_CREDENTIAL_SERVERS = frozenset(
+    {IPv6Address("fd00:ec2::254"), IPv6Address("fd00:ec2::23"), IPv6Address("fd20:ce::254")}
+)
+"""Servers that hand out a machine's credentials at an IPv6 address that is not link-local: the metadata server and the
+EKS Pod Identity Agent of AWS, and the metadata server of Google Cloud."""
 
 
 def as_address(value: object) -> tuple[str, int] | None:
@@ -43,6 +52,8 @@ def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: in
     if ask is None:
         if is_link_local(address):
             return f"{address} is a link-local address; to allow it, set resolved_address_filter"
+        if _parsed(address) in _CREDENTIAL_SERVERS:
+            return f"{address} is the address of a cloud's credential server; to allow it, set resolved_address_filter"
         return None
     try:
         allowed: object = ask(host, address, port)
@@ -59,14 +70,29 @@ def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: in
 
 def is_link_local(address: str) -> bool:
     """Return whether the address is in 169.254.0.0/16 or fe80::/10, where cloud providers run the servers that hand
-    out credentials."""
+    out credentials.
+
+    An IPv4 address inside an IPv6 address counts as well: IPv4-mapped, NAT64 and 6to4 addresses.
+    """
+    found = _parsed(address)
+    if isinstance(found, IPv6Address):
+        found = _embedded(found) or found
+    return found is not None and found.is_link_local
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that a host or a gateway connects to instead of this IPv6 address."""
+    if any(address in prefix for prefix in _NAT64):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+    """Return the address without its scope; None if it is not an IP address: a special resolver returned it."""
     try:
-        found = ip_address(address.partition("%")[0])
+        return ip_address(address.partition("%")[0])
     except ValueError:
-        return False  # not an IP address: a special resolver returned it
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        return found.ipv4_mapped.is_link_local
-    return found.is_link_local
+        return None
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ _PKCS12 = re.compile(rb"\x30(?:[\x00-\x80]|\x81.|\x82..|\x83...|\x84....)\x02\x0
 """An ASN.1 sequence that begins with version 3 (RFC 7292, 4: PFX)."""
 
 
-class Source(NamedTuple):
+class PemSource(NamedTuple):
     """PEM text, and the setting and the file that it comes from."""
 
     setting: str
@@ -46,8 +46,8 @@ def _block_in_lines(block: re.Match[str]) -> str:
 
 
 def own_problem(
-    certificate: Source, key: Source, reason: str | None, encrypted_with: str
-) -> tuple[Source, str]:
+    certificate: PemSource, key: PemSource, reason: str | None, encrypted_with: str
+) -> tuple[PemSource, str]:
     """Find out why OpenSSL cannot use a certificate with its key. Return whichever is faulty, and the reason.
 
     The text of both must already have been read.
@@ -109,7 +109,7 @@ def _missing(what: str, label: str) -> str:
     return f"it contains no {what} in PEM format (-----BEGIN {label}-----)"
 
 
-def _is_readable(certificate: Source) -> bool:
+def _is_readable(certificate: PemSource) -> bool:
     assert certificate.text is not None
     text = in_lines(certificate.text.reveal()).encode("ascii", "replace").decode()
     try:

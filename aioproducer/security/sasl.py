@@ -270,10 +270,12 @@ class OAuthToken:
             ConfigError: a value has the wrong type, or the token is empty.
         """
         self.lifetime: float | None = None
+        if isinstance(value, str):
+            value = Secret(value)
         if problem := _token_problem(value, lifetime, extensions):
             del value, lifetime, extensions  # a traceback that shows locals must not show the token
             raise ConfigError(f"OAuthToken: {problem}", setting="sasl_oauth_token_provider", value=None)
-        self.value = value if isinstance(value, Secret) else Secret(value)
+        self.value = value
         self.lifetime = lifetime
         self.extensions = dict(extensions or {})
 
@@ -308,20 +310,27 @@ class OAuthToken:
 
 def _token_problem(value: object, lifetime: object, extensions: object) -> str:
     """Return the reason why these values do not form a valid token; "" if they do."""
-    if not isinstance(value, str | Secret):
+    if not isinstance(value, Secret):
         return f"the token must be a str or a Secret, not {type(value).__name__}"
-    if not value:
+    if value == Secret(""):
         return "the token is empty"
     if lifetime is not None and (isinstance(lifetime, bool) or not isinstance(lifetime, Real)):
         return f"lifetime must be a number of seconds or None, not {type(lifetime).__name__}"
-    if lifetime is not None and math.isnan(lifetime):
-        return "lifetime must be a number of seconds or None, not NaN"
+    if lifetime is not None and (problem := _lifetime_problem(lifetime)):
+        return f"lifetime must be a number of seconds or None, not {problem}"
     if extensions and (
         not isinstance(extensions, Mapping)
         or not all(isinstance(text, str) for pair in extensions.items() for text in pair)
     ):
         return "extensions must be a mapping of str to str"
     return ""
+
+
+def _lifetime_problem(lifetime: Real) -> str:
+    try:
+        return "NaN" if math.isnan(lifetime) else ""
+    except OverflowError:
+        return "a number that is too large for a float"
 
 
 def _parts_of(returned: object) -> tuple[Secret, float | None, Any] | None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import ssl
-import stat
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from aioproducer.errors import ConfigError, TlsError, escaped
+from aioproducer.security.cipher_suites import UNSAFE_SUITES, openssl_ciphers
+from aioproducer.security.file_stamps import stamp
 from aioproducer.security.pem import (
     CERTIFICATE,
     CRL,
-    Source,
+    PemSource,
     has_crl,
     in_lines,
     own_problem,
@@ -34,20 +34,6 @@ if TYPE_CHECKING:
 
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-_SUITE_NAME = re.compile(r"[A-Za-z0-9_+-]+")
-_TLS_13_SUITES = {
-    "TLS_AES_128_GCM_SHA256",
-    "TLS_AES_256_GCM_SHA384",
-    "TLS_CHACHA20_POLY1305_SHA256",
-    "TLS_AES_128_CCM_SHA256",
-    "TLS_AES_128_CCM_8_SHA256",
-}
-"""The cipher suites of TLS 1.3 (RFC 8446, B.4)."""
-
-_UNSAFE_SUITES = ":!aNULL:!eNULL"
-"""Excludes suites that do not authenticate the broker or do not encrypt, even when they come from a group such as HIGH
-or ALL."""
-
 _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
 """OpenSSL's reasons for a failed handshake if the peer does not speak TLS."""
 
@@ -66,49 +52,6 @@ _HINTS = {
     ),
 }
 """Explanations of failed handshakes, by the last part of OpenSSL's reason."""
-
-
-def check_settings(
-    context: ssl.SSLContext | None, suites: tuple[str, ...], protocols: tuple[str, ...]
-) -> None:
-    """Check the settings that only OpenSSL can check. This function runs once, with the other checks, and opens no
-    files.
-
-    Args:
-        context: ssl_context.
-        suites: ssl_cipher_suites.
-        protocols: ssl_enabled_protocols.
-
-    Raises:
-        ConfigError: the context can't be used, or a cipher suite is unknown or belongs to no enabled protocol.
-    """
-    if context is not None:
-        _check_context(context)
-    older = _openssl_ciphers(suites)
-    usable = {"TLSv1.2"} if older else set()
-    usable |= {"TLSv1.3"} if len(older) < len(suites) else set()
-    if suites and not usable & set(protocols):
-        raise ConfigError(
-            f"ssl_cipher_suites={','.join(suites)} are only for {usable.pop()}, which "
-            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name a suite of {protocols[0]}",
-            setting="ssl_cipher_suites",
-            value=suites,
-        )
-
-
-def _check_context(context: ssl.SSLContext) -> None:
-    if context.protocol is ssl.PROTOCOL_TLS_SERVER:
-        raise ConfigError(
-            "ssl_context is a server context; create one with ssl.create_default_context()",
-            setting="ssl_context",
-            value=context,
-        )
-    if context.minimum_version < ssl.TLSVersion.TLSv1_2 or context.maximum_version == ssl.TLSVersion.TLSv1_1:
-        raise ConfigError(
-            "ssl_context allows TLS below 1.2; set ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2",
-            setting="ssl_context",
-            value=context,
-        )
 
 
 class TlsContext:
@@ -137,7 +80,7 @@ class TlsContext:
                 )
             self._context = given
             return given
-        seen = tuple(map(_stamp, self._files()))
+        seen = tuple(map(stamp, self._files()))
         if self._context is None or seen != self._seen:
             try:
                 self._context = make_context(self._config)
@@ -164,21 +107,6 @@ class TlsContext:
         return [path for path in named if path is not None]
 
 
-def _stamp(path: str) -> object:
-    """Return a value that changes when a file is written or replaced.
-
-    Symbolic links are followed, because Kubernetes uses them to replace files. Writing a file does not change the
-    modification time of its directory, so the files in a directory are included.
-    """
-    try:
-        found = os.stat(path)
-        names = sorted(os.listdir(path)) if stat.S_ISDIR(found.st_mode) else []
-    except OSError as error:
-        return error.errno
-    inside = [(name, _stamp(os.path.join(path, name))) for name in names]
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev, inside
-
-
 def make_context(config: ProducerConfig) -> ssl.SSLContext:
     """Read all files and create a context.
 
@@ -202,63 +130,13 @@ def _set_ciphers(context: ssl.SSLContext, suites: tuple[str, ...]) -> None:
     """Set the cipher suites. TLS 1.3 suites cannot be chosen individually: if none is named, TLS 1.3 is not used."""
     if not suites:
         return
-    older = _openssl_ciphers(suites)
+    older = openssl_ciphers(suites)
     if not older:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         return
     if len(older) == len(suites):
         context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(":".join(older) + _UNSAFE_SUITES)
-
-
-def _openssl_ciphers(suites: tuple[str, ...]) -> list[str]:
-    """Return the OpenSSL names of the suites that are not for TLS 1.3.
-
-    A suite may be given under Java's name, such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256.
-
-    Raises:
-        ConfigError: OpenSSL has no suite of that name, or only suites without authentication or without encryption.
-    """
-    names = []
-    for suite in suites:
-        if suite in _TLS_13_SUITES:
-            continue
-        if not _SUITE_NAME.fullmatch(suite):
-            raise ConfigError(
-                f"ssl_cipher_suites: {suite!r} is not the name of a cipher suite, which consists of letters, digits, "
-                "'-', '_' and '+'; leave out directives such as !NAME and @SECLEVEL=0",
-                setting="ssl_cipher_suites",
-                value=suites,
-            )
-        name = suite
-        if suite.startswith("TLS_") and "_WITH_" in suite:
-            exchange, _, rest = suite[4:].partition("_WITH_")
-            cipher = re.sub(r"^AES_(\d+)_", r"AES\1_", rest).replace("_CBC", "")
-            name = "-".join([*exchange.split("_"), *cipher.split("_")]).removeprefix("RSA-")
-            name = name.removesuffix("-SHA256") if "CHACHA20" in name else name
-        if not _names_suites(name):
-            raise ConfigError(
-                f"ssl_cipher_suites: {suite!r} is unknown to {ssl.OPENSSL_VERSION}, or not allowed by it",
-                setting="ssl_cipher_suites",
-                value=suites,
-            )
-        if not _names_suites(name + _UNSAFE_SUITES):
-            raise ConfigError(
-                f"ssl_cipher_suites: {suite!r} contains only suites that do not encrypt or do not authenticate "
-                "the broker; name other suites",
-                setting="ssl_cipher_suites",
-                value=suites,
-            )
-        names.append(name)
-    return names
-
-
-def _names_suites(ciphers: str) -> bool:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).set_ciphers(ciphers)
-    except ssl.SSLError:
-        return False
-    return True
+    context.set_ciphers(":".join(older) + UNSAFE_SUITES)
 
 
 # Trusted certificates
@@ -309,21 +187,27 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
     """Load this client's certificate and key (mTLS), if there are any."""
-    chain, key = config.ssl_keystore_certificate_chain, config.ssl_keystore_key
+    key = config.ssl_keystore_key
     chain_path, key_path = config.ssl_certificate_location, config.ssl_key_location
     password = _Password(config.ssl_key_password)
-    if chain is not None or key is not None:
+    if config.ssl_keystore_certificate_chain is not None or key is not None:
+        # No local variable contains a chain, because a traceback may show it, and it may contain a key.
         certificate = _read(
-            _source("ssl_keystore_certificate_chain", chain, "ssl_certificate_location", chain_path)
+            _source(
+                "ssl_keystore_certificate_chain",
+                config.ssl_keystore_certificate_chain,
+                "ssl_certificate_location",
+                chain_path,
+            )
         )
         own = _read(_source("ssl_keystore_key", key, "ssl_key_location", key_path))
         assert own.text is not None
         assert certificate.text is not None
         with _explained_own(certificate, own, password):
-            _load_pem_text(context, own.text, certificate.text.reveal(), password)
+            _load_pem_text(context, own.text, certificate.text, password)
     elif chain_path is not None:
-        certificate = Source("ssl_certificate_location", chain_path, None)
-        own = certificate if key_path is None else Source("ssl_key_location", key_path, None)
+        certificate = PemSource("ssl_certificate_location", chain_path, None)
+        own = certificate if key_path is None else PemSource("ssl_key_location", key_path, None)
         with _explained_own(certificate, own, password):
             context.load_cert_chain(chain_path, key_path, password=password)
     elif config.ssl_keystore_location is not None:
@@ -333,22 +217,22 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
             if not is_pem:
                 _load_pkcs12(context, path, config.ssl_keystore_password)
         if is_pem:
-            certificate = Source("ssl_keystore_location", path, None)
+            certificate = PemSource("ssl_keystore_location", path, None)
             if config.ssl_key_password is None:
                 password = _Password(config.ssl_keystore_password, "ssl_keystore_password")
             with _explained_own(certificate, certificate, password):
                 context.load_cert_chain(path, password=password)
 
 
-def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> Source:
-    """Return the given text as a Source; if it is None, return the file, which has not been read yet."""
+def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> PemSource:
+    """Return the given text as a PemSource; if it is None, return the file, which has not been read yet."""
     if text is not None:
-        return Source(setting, "the text", text if isinstance(text, Secret) else Secret(text))
+        return PemSource(setting, "the text", text if isinstance(text, Secret) else Secret(text))
     assert path is not None  # settings/security.py rejects a key without a certificate, and vice versa
-    return Source(path_setting, path, None)
+    return PemSource(path_setting, path, None)
 
 
-def _read(source: Source) -> Source:
+def _read(source: PemSource) -> PemSource:
     """Return the source with its text, which is read from the file if necessary."""
     if source.text is not None:
         return source
@@ -387,10 +271,10 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
     )
     chain = [stored.cert, *stored.additional_certs]
     certificates = b"".join(one.certificate.public_bytes(pem) for one in chain)
-    _load_pem_text(context, Secret(key.decode()), certificates.decode(), _Password(passing))
+    _load_pem_text(context, Secret(key.decode()), Secret(certificates.decode()), _Password(passing))
 
 
-def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _Password) -> None:
+def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: Secret, password: _Password) -> None:
     """Load PEM text through a temporary file, because OpenSSL reads a chain only from a file.
 
     The file has no name if the system supports that; otherwise, only this user can read it.
@@ -403,7 +287,7 @@ def _load_pem_text(context: ssl.SSLContext, key: Secret, chain: str, password: _
             descriptor, path = tempfile.mkstemp(suffix=".pem")  # readable only by this user
             stack.callback(os.unlink, path)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{in_lines(key.reveal())}\n{in_lines(chain)}\n")
+            file.write(f"{in_lines(key.reveal())}\n{in_lines(chain.reveal())}\n")
             file.flush()
             context.load_cert_chain(path, password=password)
 
@@ -427,24 +311,26 @@ def _kind(prefix: str, path: str, named: str | None) -> str:
     """Return the configured type of a file, or detect it from the beginning of the file: PEM or PKCS12."""
     with open(path, "rb") as file:
         start = file.read(64 * 1024)
-    if start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
+    is_java, is_pem = start[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"), b"-----BEGIN " in start
+    del start  # a traceback that shows locals must not show the content of a key store
+    if is_java:
         raise ValueError(
             f"it is a Java key store (JKS), which only Java can read; convert it with keytool -importkeystore "
             f"-srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12 and set {prefix}_type='PKCS12'"
         )
     if named is not None:
         return named
-    return "PEM" if b"-----BEGIN " in start else "PKCS12"
+    return "PEM" if is_pem else "PKCS12"
 
 
 def _pkcs12(prefix: str, path: str, password: Secret | None) -> Any:
     pkcs12 = _cryptography(prefix).pkcs12
-    data = _bytes_of(path)
+    # No local variable contains the data, because a traceback may show it.
     try:
-        return pkcs12.load_pkcs12(data, None if password is None else password.reveal().encode())
+        return pkcs12.load_pkcs12(_bytes_of(path), None if password is None else password.reveal().encode())
     except ValueError:
         pass
-    raise ValueError(store_problem(data, prefix, password is not None))
+    raise ValueError(store_problem(_bytes_of(path), prefix, password is not None))
 
 
 def _cryptography(prefix: str) -> Any:
@@ -498,7 +384,7 @@ def _named_problem(path: str, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained_own(certificate: Source, key: Source, password: _Password) -> Iterator[None]:
+def _explained_own(certificate: PemSource, key: PemSource, password: _Password) -> Iterator[None]:
     """Turn an error in this client's certificate or key into a ConfigError that names the setting at fault."""
     guilty = key
     sources = (certificate, key)

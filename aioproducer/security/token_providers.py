@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import io
 import json
+import logging
 import re
 import ssl
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 from urllib.parse import quote_plus, urlsplit
 
 from aioproducer.concurrency.tasks import Threads
 from aioproducer.errors import AuthenticationError, ConfigError
+from aioproducer.security.file_stamps import stamp
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.types import Secret
 
 __all__ = ["AzureTokenProvider", "GcpTokenProvider", "MskIamTokenProvider", "OidcTokenProvider"]
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWER = 256 * 1024
 """The maximum size of an endpoint's response, or of a token file, in bytes."""
@@ -66,6 +72,7 @@ class OidcTokenProvider:
             url_encode: encode the id and the secret before they are joined. RFC 6749 requires this encoding, but many
                 servers do not expect it.
             authorities: the trusted certificates, as PEM text or as the path of a PEM file; by default, the system's.
+                A file that has changed is read again before the next request.
             ssl_context: the context for TLS, used instead of `authorities`.
             connect_timeout: the time limit for connecting, in seconds.
             read_timeout: the time limit for each read, in seconds.
@@ -97,8 +104,8 @@ class OidcTokenProvider:
         self._scope = scope
         self._audience = audience
         self._url_encode = url_encode
-        self._authorities = authorities
         self._ssl_context = ssl_context
+        self._trust = _Trust(authorities)
         self._timeouts = connect_timeout, read_timeout
         self._backoff = retry_backoff, retry_backoff_max
         self._attempts = attempts
@@ -128,9 +135,7 @@ class OidcTokenProvider:
     async def _ask(self) -> OAuthToken | tuple[str, bool]:
         """Return a token, or the reason for the failure and whether a retry can help."""
         httpx = _httpx()
-        context = self._ssl_context
-        if context is None:
-            context = self._ssl_context = await self._reading.call(_trusting, self._authorities)
+        context = self._ssl_context or await self._reading.call(self._trust.current)
         connect, read = self._timeouts
         form = {"grant_type": "client_credentials"}
         form |= {"scope": self._scope} if self._scope else {}
@@ -151,14 +156,15 @@ class OidcTokenProvider:
                 if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
                     # A thousand bytes can expand to a gigabyte, and httpx decodes everything before it returns a byte.
                     return "a compressed answer, though the request says Accept-Encoding: identity", False
-                body = b""
+                body = io.BytesIO()  # a traceback that shows locals must not show the token
                 async for part in response.aiter_raw():
-                    body += part
-                    if len(body) > MAX_ANSWER:
+                    body.write(part)
+                    del part
+                    if body.tell() > MAX_ANSWER:
                         return f"an answer of more than {MAX_ANSWER} bytes", False
         except httpx.HTTPError as error:
             return type(error).__name__, True
-        return _token_of(body) or ("its answer is not JSON with an access_token", False)
+        return _token_of(body.getvalue()) or ("its answer is not JSON with an access_token", False)
 
     def _basic(self, httpx: Any) -> Any:
         if not self._url_encode:
@@ -166,11 +172,48 @@ class OidcTokenProvider:
         return httpx.BasicAuth(quote_plus(self._client_id), quote_plus(self._client_secret.reveal()))
 
 
+class _Trust:
+    """The TLS context for a token endpoint. Before each request, it rereads the file of trusted certificates if the
+    file has changed."""
+
+    def __init__(self, authorities: str | None) -> None:
+        """Store the argument; a file is opened later."""
+        self._authorities = authorities
+        self._context: ssl.SSLContext | None = None
+        self._seen: object = None
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for a new connection. Blocks while a file is read.
+
+        Raises:
+            ConfigError: the certificates can't be read, and there is no previous context to fall back on.
+        """
+        authorities = self._authorities
+        seen = None if authorities is None or _is_pem(authorities) else stamp(authorities)
+        if self._context is None or seen != self._seen:
+            try:
+                self._context = _trusting(authorities)
+            except ConfigError as error:
+                if self._context is None:
+                    raise
+                # The file may be incomplete because it is being written. The next request checks it again.
+                logger.warning(
+                    "certificates could not be read again, so the previous ones remain in use: %s", error
+                )
+            else:
+                self._seen = seen
+        return self._context
+
+
+def _is_pem(authorities: str) -> bool:
+    return "-----BEGIN " in authorities
+
+
 def _trusting(authorities: str | None) -> ssl.SSLContext:
     if authorities is None:
         return ssl.create_default_context()
     try:
-        if "-----BEGIN " in authorities:
+        if _is_pem(authorities):
             return ssl.create_default_context(cadata=authorities)
         return ssl.create_default_context(cafile=authorities)
     except OSError as error:
@@ -286,16 +329,26 @@ class MskIamTokenProvider:
         arn, session_name, external_id = self._role
         client = Session(profile=self._profile).create_client("sts", region_name=self._sts_region)
         external = {} if external_id is None else {"ExternalId": external_id}
-        found = client.assume_role(RoleArn=arn, RoleSessionName=session_name, **external)["Credentials"]
+        # No local variable contains the answer, because a traceback may show it.
+        key_id, key, token = map(
+            Secret,
+            itemgetter("AccessKeyId", "SecretAccessKey", "SessionToken")(
+                client.assume_role(RoleArn=arn, RoleSessionName=session_name, **external)["Credentials"]
+            ),
+        )
 
         class Assumed(CredentialProvider):  # type: ignore[misc]  # botocore has no types
             def load(self) -> Any:
-                return Credentials(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"])
+                return Credentials(key_id.reveal(), key.reveal(), token.reveal())
 
         return Assumed()
 
     def _token(self, text: str, expires_ms: int) -> OAuthToken:
-        return OAuthToken(Secret(text), max(expires_ms / 1000 - self._clock(), 0.0))
+        try:
+            token = Secret(text)
+        finally:
+            del text  # a traceback that shows locals must not show it
+        return OAuthToken(token, max(expires_ms / 1000 - self._clock(), 0.0))
 
 
 class GcpTokenProvider:
@@ -350,13 +403,10 @@ class GcpTokenProvider:
             "scope": "kafka",
             "sub": self._account_of(credentials),
         }
-        parts = (
-            json.dumps({"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}),
-            json.dumps(claims),
-            credentials.token,
-        )
-        text = ".".join(urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in parts)
-        return OAuthToken(Secret(text), max(expires - now, 0.0))
+        header = {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
+        # No local variable contains the token, because a traceback may show it.
+        parts = map(Secret, (json.dumps(header), json.dumps(claims), credentials.token))
+        return OAuthToken(Secret(".".join(map(_in_base64, parts))), max(expires - now, 0.0))
 
     def _account_of(self, credentials: Any) -> str:
         found = (
@@ -370,6 +420,11 @@ class GcpTokenProvider:
                 "sasl_oauth_token_provider=GcpTokenProvider(account='name@project.iam.gserviceaccount.com')"
             )
         return str(account)
+
+
+def _in_base64(part: Secret) -> str:
+    # Without an error handler, the error for an unpaired surrogate would contain the text.
+    return urlsafe_b64encode(part.reveal().encode("utf-8", "surrogatepass")).decode().rstrip("=")
 
 
 class AzureTokenProvider:
@@ -409,7 +464,11 @@ class AzureTokenProvider:
                 ) from None
             self._credential = DefaultAzureCredential()
         token = self._credential.get_token(self._scope)
-        return OAuthToken(Secret(token.token), max(token.expires_on - time.time(), 0.0))
+        try:
+            value, expires = Secret(token.token), token.expires_on
+        finally:
+            del token  # a traceback that shows locals must not show it
+        return OAuthToken(value, max(expires - time.time(), 0.0))
 
 
 class FixedTokenProvider:

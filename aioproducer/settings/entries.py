@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from aioproducer.errors import ConfigError, without_tracebacks
@@ -85,35 +87,53 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
     Raises:
         ConfigError: the argument is not a mapping, or a key is not a str.
     """
-    if not isinstance(mapping, Mapping):
-        type_name = type(mapping).__name__
-        del mapping  # no traceback may show its contents
-        raise _no_source(f"from_config needs a mapping of settings, not {type_name}")
-    strange = {type(key).__name__ for key in mapping if not isinstance(key, str)}
-    if strange:
-        del mapping
-        raise _no_source(f"a setting's name must be a str, not {sorted(strange)[0]}")
-    return [
-        _entry(key, value, EXPLICIT) for key, value in mapping.items() if not is_default_elsewhere(key, value)
-    ]
+    try:
+        if not isinstance(mapping, Mapping):
+            raise _no_source(f"from_config needs a mapping of settings, not {type(mapping).__name__}")
+        if strange := _strange_names(mapping):
+            raise _no_source(f"a setting's name must be a str, not {strange[0]}")
+        # Not a comprehension: its variables would be shown as well.
+        entries = list(starmap(_explicit_entry, mapping.items()))
+    finally:
+        del mapping  # a traceback that shows locals must not show the secrets in the mapping
+    return [entry for entry in entries if entry is not None]
+
+
+def _strange_names(mapping: Mapping[Any, Any]) -> list[str]:
+    """Return the types of the names that are not a str."""
+    return sorted({type(name).__name__ for name in mapping if not isinstance(name, str)})
+
+
+def _explicit_entry(key: str, value: Any) -> Entry | None:
+    """Return the entry of a key in a mapping, or None if the value has no effect."""
+    return None if is_default_elsewhere(key, value) else _entry(key, value, EXPLICIT)
 
 
 def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entry]:
     """Return the entries of environment variables such as AIOPRODUCER_LINGER_MS.
 
     Raises:
-        ConfigError: the prefix is not a str, or is empty (every variable would then be a setting).
+        ConfigError: the prefix is not a str, or is empty (every variable would then be a setting); or the variables
+            are not a mapping of str.
     """
-    if not isinstance(prefix, str) or not prefix:
-        del environ
-        raise _no_source(f"prefix={prefix!r} must be a non-empty str: the prefix of the variables")
-    return [
-        _entry(name.removeprefix(prefix).lower(), value, f"environment {name}")
-        for name, value in sorted(environ.items())
-        if name.startswith(prefix)
-        and name not in _NOT_SETTINGS
-        and not _is_of_a_service(name.removeprefix(prefix), value)
-    ]
+    try:
+        if not isinstance(prefix, str) or not prefix:
+            raise _no_source(f"prefix={prefix!r} must be a non-empty str: the prefix of the variables")
+        if not isinstance(environ, Mapping):
+            raise _no_source(f"from_env needs a mapping of variables, not {type(environ).__name__}")
+        if strange := _strange_names(environ):
+            raise _no_source(f"a variable's name must be a str, not {strange[0]}")
+        names = sorted(name for name in environ if name.startswith(prefix) and name not in _NOT_SETTINGS)
+        entries = list(map(partial(_variable_entry, prefix), names, map(environ.__getitem__, names)))
+    finally:
+        del environ  # as in entries_of_mapping()
+    return [entry for entry in entries if entry is not None]
+
+
+def _variable_entry(prefix: str, name: str, value: str) -> Entry | None:
+    """Return the entry of an environment variable, or None if Kubernetes has set the variable for a Service."""
+    rest = name.removeprefix(prefix)
+    return None if _is_of_a_service(rest, value) else _entry(rest.lower(), value, f"environment {name}")
 
 
 def _is_of_a_service(name: str, value: str) -> bool:

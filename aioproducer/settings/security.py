@@ -4,11 +4,12 @@ A setting that would not be used is rejected: if you set a password and forget t
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from functools import partial
 
 from aioproducer.errors import ConfigError
-from aioproducer.security.tls import check_settings
+from aioproducer.security.cipher_suites import openssl_ciphers
 from aioproducer.settings.java_login import check_token_url, take_java_login
 from aioproducer.settings.table import SETTINGS
 from aioproducer.settings.unsettled import UnsettledSettings
@@ -139,13 +140,63 @@ def _look_at_what_openssl_takes(unsettled: UnsettledSettings) -> None:
         return
     names = ("ssl_context", "ssl_cipher_suites", "ssl_enabled_protocols")
     try:
-        check_settings(*[unsettled[name] for name in names])
+        _check_by_openssl(*[unsettled[name] for name in names])
     except ConfigError as error:
         message, name, value = error.message, error.setting, error.value
     else:
         return
     between = names[1:] if name == "ssl_cipher_suites" else (name,)
     raise unsettled.contradiction(f"{message}{unsettled.place(name)}", name, value, between)
+
+
+def _check_by_openssl(
+    context: ssl.SSLContext | None, suites: tuple[str, ...], protocols: tuple[str, ...]
+) -> None:
+    """Check the settings that only OpenSSL can check. This function opens no files.
+
+    Args:
+        context: ssl_context.
+        suites: ssl_cipher_suites.
+        protocols: ssl_enabled_protocols.
+
+    Raises:
+        ConfigError: the context can't be used, or a cipher suite is unknown or belongs to no enabled protocol.
+    """
+    if context is not None:
+        _check_context(context)
+    older = openssl_ciphers(suites)
+    usable = {"TLSv1.2"} if older else set()
+    usable |= {"TLSv1.3"} if len(older) < len(suites) else set()
+    if suites and not usable & set(protocols):
+        raise ConfigError(
+            f"ssl_cipher_suites={','.join(suites)} are only for {usable.pop()}, which "
+            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name a suite of {protocols[0]}",
+            setting="ssl_cipher_suites",
+            value=suites,
+        )
+
+
+def _check_context(context: ssl.SSLContext) -> None:
+    if context.protocol is ssl.PROTOCOL_TLS_SERVER:
+        raise ConfigError(
+            "ssl_context is a server context; create one with ssl.create_default_context()",
+            setting="ssl_context",
+            value=context,
+        )
+    if context.minimum_version < ssl.TLSVersion.TLSv1_2 or context.maximum_version == ssl.TLSVersion.TLSv1_1:
+        raise ConfigError(
+            "ssl_context allows TLS below 1.2; set ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2",
+            setting="ssl_context",
+            value=context,
+        )
+    # From security level 1 on, OpenSSL does not use such a suite, even if it is listed.
+    if context.security_level == 0 and any(suite["strength_bits"] == 0 for suite in context.get_ciphers()):
+        raise ConfigError(
+            "ssl_context allows cipher suites that do not encrypt; add :!eNULL to the argument of "
+            "ssl_context.set_ciphers()",
+            setting="ssl_context",
+            value=context,
+        )
 
 
 # -------------------------------------------------------------------------------------------------- SASL

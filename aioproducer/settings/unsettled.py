@@ -272,9 +272,7 @@ class UnsettledSettings:
     def note_winner(self, winner: str, losers: Sequence[str]) -> None:
         """Note that a keyword overrides settings from the source."""
         whole = [name for name in losers if self._parts.get(name) not in losers]
-        self.notes.append(
-            f"the keyword {winner} takes the place of {', '.join(self.named(name) for name in whole)}"
-        )
+        self.notes.append(f"the keyword {winner} overrides {', '.join(self.named(name) for name in whole)}")
 
     def raise_mistakes(self) -> None:
         """Raise one error for all mistakes, if there are any (ConfigError)."""

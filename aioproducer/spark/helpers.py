@@ -16,8 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aioproducer import murmur2_partitions
 from aioproducer.errors import counted
 from aioproducer.spark.exactly_once import AGAIN, SPECULATION
-from aioproducer.spark.losses import LossWatch
-from aioproducer.spark.options import SinkError, read_options
+from aioproducer.spark.losses import ExecutorLosses
+from aioproducer.spark.options import HiddenOptions, SinkError, read_options
 from aioproducer.spark.sink import JOB_GROUP, QUERY_ID
 from aioproducer.spark.tuning import limited_batches
 
@@ -50,7 +50,10 @@ def partition_by_key(
         KafkaError: the cluster does not have a topic that the options name, or does not answer.
         ConfigError: an option is wrong.
     """
-    counts = _checked(_asked(options) if partitions is None and options is not None else partitions)
+    try:
+        counts = _checked(_asked(options) if partitions is None and options is not None else partitions)
+    finally:
+        del options  # a traceback that shows locals must not show passwords
     most = counts if isinstance(counts, int) else max(counts.values())
     hashed = (_arrow_hash if hasattr(F, "arrow_udf") else _row_hash)(counts)
     columns = [F.col(key), *([F.col("value")] if "value" in df.columns else []), F.lit("")]
@@ -75,7 +78,11 @@ def _checked(partitions: int | Mapping[str, int] | None) -> int | Mapping[str, i
 
 def _asked(options: Mapping[str, Any]) -> int | dict[str, int]:
     """Return the number of partitions of the topic in the options, or of each topic in `topics`."""
-    read = read_options({name: str(value) for name, value in options.items()}, is_stream=False)
+    try:
+        texts = HiddenOptions(zip(map(str, options), map(str, options.values()), strict=True))
+    finally:
+        del options  # as in partition_by_key()
+    read = read_options(texts, is_stream=False)
     topics = read.topics or ((read.topic,) if read.topic else ())
     with read.producer() as producer:
         found = {topic: read.partitions_of(producer, topic) for topic in topics}
@@ -131,16 +138,18 @@ def foreach_batch(
         attempts: the maximum number of attempts for a batch.
         prepare: f(batch, batch id) -> the DataFrame to write, e.g. with `partition_by_key`.
     """
+    hidden = HiddenOptions(options)
+    del options  # as in partition_by_key()
     _check_attempts(attempts)
 
     def write(batch: DataFrame, batch_id: int) -> None:
         rows = batch if prepare is None else prepare(batch, batch_id)
-        given = {"delivery": "exactly_once", **options}
+        given = HiddenOptions({"delivery": "exactly_once", **hidden})
         if given["delivery"] == "exactly_once":
             _check_speculation(batch.sparkSession)
             given |= {"txnAppId": app_id or _query_id(batch), "txnVersion": str(batch_id)}
         for attempt in range(1, attempts + 1):
-            watch = LossWatch(batch.sparkSession, _property(batch, JOB_GROUP))
+            watch = ExecutorLosses(batch.sparkSession, _property(batch, JOB_GROUP))
             try:
                 with limited_batches(batch.sparkSession):
                     rows.write.format("aioproducer").options(**given).mode("append").save()
@@ -191,7 +200,7 @@ def run_query(start: Callable[[], StreamingQuery], *, attempts: int = 3) -> Stre
     failures = 0
     while True:
         query = start()
-        watch = LossWatch(SparkSession.active(), str(query.runId))
+        watch = ExecutorLosses(SparkSession.active(), str(query.runId))
         try:
             query.awaitTermination()
             return query

@@ -16,7 +16,7 @@ MOST_TASKS = 1000
 """The maximum number of tasks per stage attempt that are examined."""
 
 
-class LossWatch:
+class ExecutorLosses:
     """Lists the losses since its creation. The list is empty with Spark Connect, which has no status store here."""
 
     def __init__(self, spark: SparkSession, group: str | None) -> None:

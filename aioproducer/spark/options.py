@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import aioproducer
 from aioproducer import ConfigError, KafkaError, MetadataTimeoutError
@@ -197,16 +198,16 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
     return options
 
 
-class _KafkaOptions(dict[str, str]):
-    """Options with Java's names. The repr hides all values, since passwords are among them."""
+class HiddenOptions(dict[str, Any]):
+    """Options whose repr hides all values, since passwords are among them."""
 
     def __repr__(self) -> str:
-        return f"<hidden values of {', '.join(self)}>"
+        return f"<hidden values of {', '.join(map(str, self))}>"
 
 
-def _by_kind(given: Mapping[str, str]) -> tuple[_KafkaOptions, dict[str, str], str]:
+def _by_kind(given: Mapping[str, str]) -> tuple[HiddenOptions, dict[str, str], str]:
     """Return the producer's options, the sink's own, and the name of an unknown option (or an empty string)."""
-    kafka, own = _KafkaOptions(), {}
+    kafka, own = HiddenOptions(), {}
     for name, value in given.items():
         low = name.lower()
         if low.startswith(PREFIX):

@@ -70,7 +70,7 @@ def frozen(cluster):
 
 
 @pytest.mark.promise(
-    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+    "Blocking producer", "Ctrl-C interrupts a call at once, aborts a transaction, and never stops the loop"
 )
 @pytest.mark.parametrize(
     "call",
@@ -117,7 +117,7 @@ def test_ctrl_c_interrupts_a_call_immediately_and_cleanly(run, cluster, frozen, 
 
 
 @pytest.mark.promise(
-    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+    "Blocking producer", "Ctrl-C interrupts a call at once, aborts a transaction, and never stops the loop"
 )
 def test_ctrl_c_in_a_transaction_aborts_it(run, cluster, topic):
     script = run(

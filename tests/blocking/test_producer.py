@@ -252,7 +252,7 @@ def test_a_burst_of_records_costs_one_wake_up_of_the_loop(producer, topic, monke
 
 
 @pytest.mark.promise(
-    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+    "Blocking producer", "Ctrl-C interrupts a call at once, aborts a transaction, and never stops the loop"
 )
 def test_ctrl_c_during_a_wake_up_does_not_leave_the_loop_asleep(producer, topic, monkeypatch):
     def interrupted(function):
@@ -510,7 +510,8 @@ def test_a_rejected_record_with_an_unretrieved_error_is_logged_and_reported(make
 
 
 @pytest.mark.promise(
-    "Public API", "the end of `async with` waits up to `close_timeout_ms`, and says what it gives up"
+    "Public API",
+    "the end of `async with` waits up to `close_timeout_ms`, and reports the records that it abandons",
 )
 def test_the_end_of_with_waits_for_close_timeout_ms(cluster, topic, caplog):
     with Producer(cluster.servers, **QUICK, close_timeout_ms=100) as producer:
@@ -956,7 +957,7 @@ def test_a_block_with_unnoticed_rejected_records_is_aborted_with_an_error(make, 
 
 
 @pytest.mark.promise(
-    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+    "Blocking producer", "Ctrl-C interrupts a call at once, aborts a transaction, and never stops the loop"
 )
 def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(make, cluster, topic):
     producer = make(transactional_id=topic, **FOUR_RECORDS_FILL_IT)
@@ -991,7 +992,7 @@ def test_a_block_that_is_interrupted_while_its_records_wait_for_room_is_aborted(
 
 
 @pytest.mark.promise(
-    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+    "Blocking producer", "Ctrl-C interrupts a call at once, aborts a transaction, and never stops the loop"
 )
 def test_a_block_interrupted_before_its_exit_begins_still_ends(transactional, cluster, topic):
     sends = transactional._sends
@@ -1095,7 +1096,7 @@ def in_a_thread_of_its_own(test):
 
 
 @pytest.mark.promise(
-    "Blocking producer", "Ctrl-C works at once, aborts a transaction, and never keeps the loop asleep"
+    "Blocking producer", "Ctrl-C interrupts a call at once, aborts a transaction, and never stops the loop"
 )
 @in_a_thread_of_its_own
 def test_a_ctrl_c_anywhere_in_a_wait_never_stops_the_loop():

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from aioproducer.cli.check import check
+from aioproducer.protocol.api_keys import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.protocol.messages import ApiVersionsResponse, InitProducerIdResponse, MetadataResponse
+from aioproducer.protocol.schema import Message
 from aioproducer.testing import EmbeddedCluster, Security
 from tests.support.certificates import authority_pem, server_context, write
 from tests.support.commands import Ended, on_terminal, run, running
 from tests.support.producing import INIT_PRODUCER_ID
+from tests.support.scripted_broker import Peer, ScriptedBroker, api_versions, metadata_response
 
 QUICK = ("-X", "socket.connection.setup.timeout.ms=500", "-X", "request.timeout.ms=500")
 
@@ -225,3 +230,85 @@ async def test_a_terminal_shows_the_steps_in_their_order(cluster):
         terminal.shown.index("✓ DNS") < terminal.shown.index("✓ metadata") < terminal.shown.index("topic t")
     )
     assert "✓ all steps passed" in terminal.shown
+
+
+# A broker that lies
+
+Broker = MetadataResponse.MetadataResponseBroker
+Topic = MetadataResponse.MetadataResponseTopic
+CONTROLS = "\x1b[31m\n  \u2713 record         acknowledged\u202e\u2028"
+"""A colour, a forged step on a line of its own, and a change of the writing direction."""
+
+
+def liar(
+    *, topics: Sequence[str] = (), feature: str = "f", cluster_id: str = "c", brokers: Sequence[Broker] = ()
+) -> ScriptedBroker:
+    """A broker that answers with these texts, addresses and topics. Without `brokers`, it names itself."""
+
+    async def serve(peer: Peer) -> None:
+        while True:
+            header, _ = await peer.request()
+            answer: Message = InitProducerIdResponse(producer_id=1)
+            if header.api_key == ApiKey.API_VERSIONS:
+                answer = api_versions()
+                answer.finalized_features = [ApiVersionsResponse.FinalizedFeatureKey(name=feature)]
+            elif header.api_key == ApiKey.METADATA:
+                answer = metadata_response(broker.port)
+                answer.brokers = list(brokers) or answer.brokers
+                answer.cluster_id = cluster_id
+                answer.topics = [Topic(name=name) for name in topics]
+            peer.answer(header, answer)
+
+    broker = ScriptedBroker(serve)
+    return broker
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_brokers_texts_cannot_colour_the_output_or_forge_a_step(as_json):
+    strange = Broker(node_id=7, host="h" + CONTROLS, port=9092)
+    async with liar(feature="f" + CONTROLS, cluster_id="c" + CONTROLS, brokers=[strange]) as broker:
+        ended = await checked(broker.address, *(["--json"] if as_json else []))
+
+    assert ended.code == 1
+    assert ended.err == ""
+    for text in ("f", "cluster c", "advertised as h"):
+        escape = "\\\\" if as_json else "\\"
+        assert text + f"{escape}x1b[31m{escape}x0a  \u2713 record" in ended.out
+    assert not [sign for sign in ended.out if not (sign.isprintable() or sign == "\n")]
+    assert "\n  \u2713 record" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "name", "text"),
+    [
+        ("127.0.0.1", 70_000, "address", "its address is invalid: a producer ignores this broker"),
+        ("127.0.0.1", 0, "address", "its address is invalid: a producer ignores this broker"),
+        ("a b", 9092, "address", "its address is invalid: a producer ignores this broker"),
+        ("a" * 64 + ".example", 9092, "DNS", "this machine cannot resolve aaaa"),
+        ("169.254.169.254", 9092, "TCP", "is a link-local address; to allow it, set resolved_address_filter"),
+    ],
+)
+async def test_an_advertised_address_that_a_producer_rejects_is_a_failed_step(host, port, name, text):
+    async with liar(brokers=[Broker(node_id=7, host=host, port=port)]) as broker:
+        step = failed(await checked(broker.address, "--json", *QUICK))
+
+    assert step["place"] == f"broker 7, advertised as {host}:{port}"
+    assert step["name"] == name
+    assert text in step["text"]
+    assert "fix advertised.listeners of broker 7" in step["advice"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "text"),
+    [
+        ([], "the broker answered for 0 topics instead of 1"),
+        (["t", "t"], "the broker answered for 2 topics instead of 1"),
+        (["other"], "the broker answered for topic other instead"),
+    ],
+)
+async def test_an_answer_for_other_topics_is_a_failed_step(topics, text):
+    async with liar(topics=topics) as broker:
+        step = failed(await checked(broker.address, "--json", "--topic", "t"))
+
+    assert (step["place"], step["name"], step["text"]) == ("topic t", "topic", text)
+    assert "is this a Kafka broker" in step["advice"]

@@ -10,7 +10,7 @@ from aioproducer.cli.screen import Screen
 
 def test_steps_are_grouped_by_place_and_shown_with_advice(capsys):
     checklist = Checklist(Screen())
-    checklist.passed("settings", "a\nb")
+    checklist.passed("settings", "a", "b")
     checklist.place = "host:1"
     checklist.look("one", "text", "advice")
     checklist.failed("two", "why")

@@ -10,13 +10,13 @@ import pytest
 from aioproducer import DeliveryError
 from aioproducer.cli.exits import UsageError
 from aioproducer.cli.failed_file import FailedFile
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.rows import InputRows
 
 
 def test_each_failed_record_is_a_line_with_its_row_error_and_outcome(tmp_path):
     file = FailedFile(tmp_path / "failed")
 
-    file.write(Rows([4, 5], 5, [b"a", b"b"], partitions=2), {1: DeliveryError("no")})
+    file.write(InputRows([4, 5], 5, [b"a", b"b"], partitions=2), {1: DeliveryError("no")})
     file.close()
 
     assert json.loads(file.path.read_text()) == {
@@ -47,5 +47,5 @@ def test_a_full_disk_is_an_error():
     file = FailedFile(Path("/dev/full"))
 
     with pytest.raises(OSError, match="No space left"):
-        file.write(Rows([1], 1, [b"a"]), {0: DeliveryError("no")})
+        file.write(InputRows([1], 1, [b"a"]), {0: DeliveryError("no")})
     file.close()

@@ -9,7 +9,7 @@ import pytest
 
 from aioproducer.cli.feed import PIECES_AHEAD, Feed
 from aioproducer.cli.lines import LineFormat, read_lines
-from aioproducer.cli.rows import InputProblem, Rows
+from aioproducer.cli.rows import InputProblem, InputRows
 from aioproducer.cli.source import Source
 from tests.cli.sources import source_of
 
@@ -37,7 +37,7 @@ async def test_rows_are_numbered_across_all_files_and_skipped_ones_are_left_out(
 @pytest.mark.parametrize("error", [InputProblem("line 3: bad"), OSError(5, "Input/output error")])
 async def test_a_problem_ends_the_input_and_names_the_file(tmp_path, error):
     def breaking(source, before):
-        yield Rows([1, 2], 2, [b"a", b"b"])
+        yield InputRows([1, 2], 2, [b"a", b"b"])
         raise error
 
     feed = Feed([source_of(b"", tmp_path, "x")], lambda source: breaking)
@@ -81,7 +81,7 @@ async def test_only_a_few_pieces_are_read_ahead(tmp_path):
             made.append(len(made))
             if len(made) == PIECES_AHEAD + 1:
                 loop.call_soon_threadsafe(full.set)
-            yield Rows([len(made)], len(made), [b"x"])
+            yield InputRows([len(made)], len(made), [b"x"])
 
     feed = Feed([source_of(b"", tmp_path)], lambda source: endless)
     feed.start()

@@ -8,7 +8,7 @@ import pytest
 
 from aioproducer.cli.columns import Columns
 from aioproducer.cli.json_lines import read_json_lines, read_records, record_line
-from aioproducer.cli.rows import InputProblem, Record
+from aioproducer.cli.rows import InputProblem, InputRecord
 from tests.cli.sources import source_of
 
 
@@ -40,9 +40,9 @@ def test_rows_before_a_bad_line_are_yielded_and_its_number_is_named(tmp_path, li
 @pytest.mark.parametrize(
     "record",
     [
-        Record(b"text", b"key", [("h", b"v"), ("n", None), ("b", b"\xff")], 5, 3),
-        Record(b"\xff\x00", b"\xfe"),
-        Record(None),
+        InputRecord(b"text", b"key", [("h", b"v"), ("n", None), ("b", b"\xff")], 5, 3),
+        InputRecord(b"\xff\x00", b"\xfe"),
+        InputRecord(None),
     ],
 )
 def test_a_failed_record_can_be_read_again(tmp_path, record):

@@ -11,7 +11,7 @@ from aioproducer import DeliveryError, Outcome
 from aioproducer.cli.exits import ExitCode
 from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.report import Report
-from aioproducer.cli.rows import Rows
+from aioproducer.cli.rows import InputRows
 from aioproducer.cli.screen import Screen
 
 
@@ -32,7 +32,7 @@ def report(
 
 def settled(error: DeliveryError | None = None) -> Ledger:
     ledger = Ledger()
-    ledger.settle(Rows([1, 2], 2, [b"", b""]), {} if error is None else {1: error}, saved=False)
+    ledger.settle(InputRows([1, 2], 2, [b"", b""]), {} if error is None else {1: error}, saved=False)
     return ledger
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from aioproducer import ConfigError
+from aioproducer.cli.bench import bench
+from aioproducer.cli.check import check
+from aioproducer.cli.config import config
 from aioproducer.cli.exits import UsageError
+from aioproducer.cli.info import info
+from aioproducer.cli.produce import produce
 from aioproducer.cli.screen import Screen
 from aioproducer.cli.settings import Given, new_producer
+from tests.support.tracebacks import assert_no_frame_shows
 
 
 def test_arguments_override_the_file_and_the_file_overrides_the_environment(tmp_path, monkeypatch):
@@ -48,6 +54,54 @@ def test_a_setting_without_a_value_is_not_shown_because_it_may_be_a_secret():
         new_producer(Given(settings=("hunter2",)), Screen())
 
     assert "hunter2" not in str(raised.value) + repr(Given(settings=("hunter2",)))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["acks", "=x", "acks=7", "sasl.pasword=x", "linger.ms=-1", "sasl_oauth_token_provider=x"]
+)
+def test_no_frame_shows_a_password_in_the_arguments(wrong):
+    password = "-".join(["canary", "password"])
+    for settings in (
+        (f"sasl.password={password}", wrong),
+        (wrong, f"sasl.password={password}"),
+        (f"sasl.jaas.config=Plain required password='{password}'", wrong),
+        (password, wrong),
+        (f"sasl_oauth_token_provider={password}", wrong),
+    ):
+        with pytest.raises((UsageError, ConfigError)) as raised:
+            new_producer(Given(settings=settings), Screen())
+        assert_no_frame_shows(raised.value, password)
+
+
+def test_no_frame_shows_a_password_if_the_warning_cannot_be_written():
+    class Closed(Screen):
+        def warn(self, text: str) -> None:
+            raise BrokenPipeError
+
+    password = "-".join(["canary", "password"])
+    with pytest.raises(BrokenPipeError) as raised:
+        new_producer(Given(settings=(f"sasl.password={password}",)), Closed())
+
+    assert_no_frame_shows(raised.value, password)
+
+
+@pytest.mark.parametrize("command", [check, bench, config, info, produce])
+def test_no_frame_of_a_command_shows_a_password(command, monkeypatch, tmp_path):
+    """An error that no command expects ends the program with a traceback."""
+
+    def fails(given: Given, *_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    password = "-".join(["canary", "password"])
+    monkeypatch.setattr(f"{command.__module__}.new_producer", fails)
+    place = {check: {}, bench: {"topic": "t"}, config: {"file": tmp_path / "x"}, info: {}}
+    (tmp_path / "x").write_text("acks=1\n")
+    settings = place.get(command, {"topic": "t", "files": [tmp_path / "x"]})
+
+    with pytest.raises(RuntimeError, match="a bug") as raised:
+        command(**settings, settings=[f"sasl.password={password}"])
+
+    assert_no_frame_shows(raised.value, password)
 
 
 def test_serializers_of_a_java_program_are_left_out(tmp_path):

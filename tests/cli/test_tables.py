@@ -11,12 +11,12 @@ import pytest
 from aioproducer.cli import tables
 from aioproducer.cli.columns import Columns
 from aioproducer.cli.exits import UsageError
-from aioproducer.cli.rows import InputProblem, Rows
+from aioproducer.cli.rows import InputProblem, InputRows
 from aioproducer.cli.tables import check_pyarrow, read_arrow, read_parquet
 from tests.cli.sources import source_of
 
 
-def rows_of(table: pa.Table, tmp_path, columns: Columns = Columns()) -> list[Rows]:  # noqa: B008  # frozen
+def rows_of(table: pa.Table, tmp_path, columns: Columns = Columns()) -> list[InputRows]:  # noqa: B008  # frozen
     path = tmp_path / "t.parquet"
     pq.write_table(table, path)
     return list(read_parquet(source_of(path.read_bytes(), tmp_path, "copy.parquet"), 0, columns))

@@ -10,12 +10,13 @@ import confluent_kafka
 import pytest
 
 import aioproducer
-from aioproducer import OffsetAndMetadata, TopicPartition, blocking
+from aioproducer import OffsetAndMetadata, Secret, TopicPartition, blocking
 from aioproducer.compat.confluent import BlockingProducer, Producer
 from aioproducer.errors import ConfigError, IllegalStateError, InvalidRecordError, SerializationError
 from aioproducer.testing import EmbeddedCluster
 from tests.support.docs_runner import Docs
 from tests.support.producing import PRODUCE, QUICK, assert_nothing_left, within
+from tests.support.tracebacks import assert_no_frame_shows, shown
 
 
 @asynccontextmanager
@@ -90,11 +91,27 @@ def test_a_wrong_setting_is_reported_with_advice_and_without_secrets():
     for kind in (Producer, BlockingProducer):
         with pytest.raises(ConfigError, match=r"linger\.ms") as caught:
             kind({"linger.msx": 1, "sasl.password": "hunter2"})
-        frame = caught.tb
-        while frame is not None:
-            if frame.tb_frame.f_code.co_filename.endswith("compat/confluent.py"):
-                assert "hunter2" not in repr(frame.tb_frame.f_locals)
-            frame = frame.tb_next
+        assert_no_frame_shows(caught.value, "hunter2")
+
+
+@pytest.mark.parametrize("kind", [Producer, BlockingProducer])
+@pytest.mark.parametrize("password", ["hunter2", b"hunter2"])
+def test_no_frame_shows_a_password_that_is_a_keyword(kind, password):
+    with pytest.raises(ConfigError) as caught:
+        kind({"linger.ms": -1}, sasl_plain_password=password)
+
+    assert "hunter2" not in str(caught.value)
+    assert_no_frame_shows(caught.value, "hunter2")
+
+
+@pytest.mark.parametrize("kind", [Producer, BlockingProducer])
+def test_a_producer_keeps_a_password_that_is_a_keyword_hidden(kind):
+    config = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+
+    producer = kind(config, sasl_plain_password="hunter2")
+
+    assert "hunter2" not in shown(producer)
+    assert producer.config.sasl_plain_password == Secret("hunter2")
 
 
 # ------------------------------------------------------------------------------------------------- records

@@ -397,7 +397,9 @@ async def test_a_refused_connection_requests_metadata():
         await until(lambda: net.brokers.update_wanted)
 
 
-@pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "idle connections close and are reopened when needed"
+)
 async def test_a_closed_idle_connection_does_not_count_as_lost_and_is_reopened_when_needed():
     async with net_of(echo, connections_max_idle_ms=30) as net:
         await net.become_ready(0)

@@ -169,12 +169,16 @@ async def test_a_peer_that_is_not_a_kafka_broker_is_named_with_its_address(greet
     assert connection.is_gone
 
 
+@in_virtual_time
 async def test_a_silent_peer_is_limited_by_the_set_up_time():
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     async with ScriptedBroker(silence) as broker:
         connection = make_connection(broker.port, socket_connection_setup_timeout_ms=50)
         with pytest.raises(RequestTimedOutError, match="is this a Kafka broker's port") as caught:
             await connection.connect()
 
+    assert loop.time() - began == pytest.approx(0.05, abs=0.01)
     assert broker.address in str(caught.value)
     assert connection.is_gone
 

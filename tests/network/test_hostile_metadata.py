@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+import aioproducer
 from aioproducer.cluster import Cluster
 from aioproducer.errors import KafkaError, ProtocolError
 from aioproducer.metrics import MOST_NODES, Metrics
 from aioproducer.network.large_answer import LARGE
-from aioproducer.protocol.api import decode_response, decoding_response, encode_response
+from aioproducer.protocol.api import ApiKey, decode_response, decoding_response, encode_response
 from aioproducer.protocol.codec import SLICE
 from aioproducer.protocol.frame import MAX_FRAME_BEFORE_AUTHENTICATION
-from aioproducer.protocol.messages import (
-    ApiVersionsResponse,
-    MetadataRequest,
-    MetadataResponse,
-    SaslHandshakeResponse,
-)
-from aioproducer.protocol.messages_connection import MOST_OFFERED
-from aioproducer.protocol.messages_metadata import MOST_BROKERS, MOST_PARTITIONS, MOST_REPLICAS, MOST_TOPICS
+from aioproducer.protocol.messages import MetadataRequest, MetadataResponse
+from aioproducer.protocol.messages_metadata import MOST_BROKERS
+from aioproducer.protocol.schema import REQUESTS, Field, Message, Struct, structs_of
 from tests.support.scripted_broker import (
     HOST,
     LONG,
@@ -45,22 +45,89 @@ def with_partitions(partitions: list[Partition]) -> MetadataResponse:
     return MetadataResponse(brokers=[BROKER], topics=[Topic(name="t", partitions=partitions)])
 
 
-TOO_MANY = {
-    "brokers": (MetadataResponse(brokers=[BROKER] * (MOST_BROKERS + 1)), 13),
-    "topics": (MetadataResponse(brokers=[BROKER], topics=[Topic(name="t")] * (MOST_TOPICS + 1)), 13),
-    "partitions": (with_partitions([PARTITION] * (MOST_PARTITIONS + 1)), 13),
-    "replica_nodes": (with_partitions([Partition(replica_nodes=[1] * (MOST_REPLICAS + 1))]), 13),
-    "isr_nodes": (with_partitions([Partition(isr_nodes=[1] * (MOST_REPLICAS + 1))] * 100), 8),
-    "offline_replicas": (with_partitions([Partition(offline_replicas=[1] * (MOST_REPLICAS + 1))]), 13),
-    "api_keys": (ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion()] * (MOST_OFFERED + 1)), 4),
-    "finalized_features": (
-        ApiVersionsResponse(
-            finalized_features=[ApiVersionsResponse.FinalizedFeatureKey()] * (MOST_OFFERED + 1)
-        ),
-        3,
-    ),
-    "mechanisms": (SaslHandshakeResponse(mechanisms=["x"] * (MOST_OFFERED + 1)), 1),
+NEVER_REQUESTED = {
+    ApiKey.FETCH,
+    ApiKey.LIST_OFFSETS,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.JOIN_GROUP,
+    ApiKey.LEAVE_GROUP,
+    ApiKey.CREATE_TOPICS,
 }
+"""The APIs whose responses have arrays without a limit, because no producer sends their requests: only the embedded
+broker encodes the responses, and only tools for tests decode them."""
+
+
+class Array(NamedTuple):
+    """An array in a response: the fields that lead to it, from the message down."""
+
+    response: type[Message]
+    path: tuple[Field, ...]
+
+    def __str__(self) -> str:
+        return f"{self.owners[-1].__name__}.{self.path[-1].name}"
+
+    @property
+    def owners(self) -> list[type[Struct]]:
+        """The classes that contain each field of the path."""
+        structs = structs_of(self.response)
+        return [self.response, *(structs[field.of] for field in self.path[:-1])]
+
+    @property
+    def most(self) -> int | None:
+        return self.path[-1].most
+
+    def exceeded(self, *, before: int) -> bytes:
+        """Encode a response whose array has one element too many; `before` is the number of structs before its own."""
+        kind = self.path[-1].of
+        structs = structs_of(self.response)
+        items = [structs[kind]() if kind in structs else "x" if kind == "string" else 1] * (self.most + 1)
+        for owner, field in zip(reversed(self.owners), reversed(self.path), strict=True):
+            message = owner(**{field.name: items})
+            items = [*[owner()] * before, message]
+        return b"".join(encode_response(message, self.version, 7))[4:]
+
+    @property
+    def version(self) -> int:
+        """The highest version that has the array."""
+        versions = range(self.response.versions.min, self.response.versions.max + 1)
+        return max(one for one in versions if all(field.is_in(one) for field in self.path))
+
+
+def arrays_of(response: type[Message], outer: tuple[Field, ...] = ()) -> Iterator[Array]:
+    structs = structs_of(response)
+    for field in (structs[outer[-1].of] if outer else response).FIELDS:
+        if field.kind == "array":
+            yield Array(response, (*outer, field))
+            if field.of in structs:
+                yield from arrays_of(response, (*outer, field))
+
+
+ARRAYS = [
+    array
+    for key, request in REQUESTS.items()
+    if key not in NEVER_REQUESTED
+    for array in arrays_of(request.Response)
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=str)
+def test_each_array_of_a_response_declares_a_limit(array):
+    assert array.most is not None
+
+
+def test_the_producer_sends_no_request_whose_response_has_arrays_without_a_limit():
+    package = Path(aioproducer.__file__).parent
+    sent = {
+        name
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] not in ("protocol", "testing")
+        for name in re.findall(r"\b(\w+Request)\(", path.read_text())
+    }
+    never = {REQUESTS[key] for key in NEVER_REQUESTED}
+
+    assert {"MetadataRequest", "InitProducerIdRequest"} <= sent
+    assert sent & {request.__name__ for request in never} == set()
+    assert all(None in [array.most for array in arrays_of(request.Response)] for request in never)
 
 
 @pytest.mark.promise(
@@ -68,14 +135,14 @@ TOO_MANY = {
     "a response's declaration bounds its counts (`most=`), and a large metadata response is decoded in "
     "slices",
 )
-@pytest.mark.parametrize("field", TOO_MANY)
-def test_more_elements_than_any_cluster_has_are_rejected_before_they_are_decoded(field):
-    answer, version = TOO_MANY[field]
-    frame = b"".join(encode_response(answer, version, 7))[4:]
+@pytest.mark.parametrize("before", [0, 99])
+@pytest.mark.parametrize("array", ARRAYS, ids=str)
+def test_more_elements_than_any_cluster_has_are_rejected_before_they_are_decoded(array, before):
+    frame = array.exceeded(before=before)
 
     tracemalloc.start()
-    with pytest.raises(ProtocolError, match=rf"{field} has \d+ elements; the limit is \d+"):
-        decode_response(type(answer), version, frame, 7)
+    with pytest.raises(ProtocolError, match=rf"{array} has \d+ elements; the limit is {array.most}"):
+        decode_response(array.response, array.version, frame, 7)
     grown = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

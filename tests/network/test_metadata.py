@@ -484,8 +484,8 @@ async def test_closing_and_cancelling_together_logs_nothing():
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
-    "coalesced refresh",
+    "records without a leader, a refused or lost connection, and a close at acks=0 cause one coalesced "
+    "metadata refresh",
 )
 async def test_several_requests_for_an_update_cause_one_refresh():
     async with told_by() as (net, teller):
@@ -776,7 +776,9 @@ async def test_when_all_known_brokers_are_gone_the_bootstrap_servers_are_used_ag
 
 
 @pytest.mark.promise(
-    "KIPs", "KIP-1102: a broker, or too long a silence, leads back to the bootstrap addresses"
+    "KIPs",
+    "KIP-1102: the client returns to the bootstrap addresses if a broker requests it or no broker answers "
+    "for too long",
 )
 async def test_a_broker_may_request_a_rebootstrap():
     def answer(teller: Teller, number: int, request: MetadataRequest) -> MetadataResponse:
@@ -793,7 +795,9 @@ async def test_a_broker_may_request_a_rebootstrap():
 
 
 @pytest.mark.promise(
-    "KIPs", "KIP-1102: a broker, or too long a silence, leads back to the bootstrap addresses"
+    "KIPs",
+    "KIP-1102: the client returns to the bootstrap addresses if a broker requests it or no broker answers "
+    "for too long",
 )
 @in_virtual_time
 async def test_brokers_that_do_not_answer_for_long_cause_a_rebootstrap():

@@ -729,7 +729,9 @@ async def test_a_response_to_a_request_with_acks_0_is_dropped_once():
 # Orderly closing
 
 
-@pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "idle connections close and are reopened when needed"
+)
 async def test_an_idle_connection_closes_without_error():
     async with connected(silence, connections_max_idle_ms=60) as connection:
         await until(lambda: connection.is_gone)

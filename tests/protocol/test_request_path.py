@@ -31,6 +31,7 @@ class Sealed(NamedTuple):
 
     queue: Place
     segments: tuple[bytes | memoryview, ...]
+    record_count: int = 1
 
 
 Topics = list[tuple[str, int, list[Sealed]]]

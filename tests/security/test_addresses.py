@@ -6,14 +6,20 @@ import gc
 
 import pytest
 
-from aioproducer import Producer
+from aioproducer import DeliveryTimeoutError, Producer
 from aioproducer.errors import BrokerConnectionError
-from aioproducer.network.dialer import dial
+from aioproducer.metrics import Metrics
+from aioproducer.network.connection import Attempt, Connection
+from aioproducer.network.dialer import answers_tls, dial
+from aioproducer.protocol.api import ApiKey
 from aioproducer.security.addresses import as_address, is_link_local, is_loopback
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.types import Node
+from tests.conftest import MS
 from tests.network.test_brokers import cluster_of, echo
 from tests.network.test_dialer import resolve
-from tests.support.scripted_broker import HOST, LONG, Net, ScriptedBroker, silence, until
+from tests.support.producing import QUICK
+from tests.support.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker, make_config, silence, until
 
 
 async def refused_by(address_filter, **settings) -> str:
@@ -32,7 +38,7 @@ async def refused_by(address_filter, **settings) -> str:
 @pytest.mark.promise(
     "Accumulator, sender, connections",
     "anything but None or (host, port) from `address_filter` is an error; link-local addresses are "
-    "refused unless `resolved_address_filter` allows them",
+    "rejected unless `resolved_address_filter` allows them",
 )
 @pytest.mark.parametrize(
     "returned",
@@ -82,6 +88,13 @@ def test_an_address_is_a_pair_of_a_host_and_a_port():
         ("fec0::1", False),
         ("::ffff:169.254.169.254", True),
         ("::ffff:10.0.0.1", False),
+        ("64:ff9b::a9fe:a9fe", True),
+        ("64:ff9b::a00:1", False),
+        ("64:ff9b:1::a9fe:a9fe", True),
+        ("64:ff9b:1::a00:1", False),
+        ("2002:a9fe:a9fe::1", True),
+        ("2002:a00:1::a9fe:a9fe", False),
+        ("2001:db8::a9fe:a9fe", False),
         ("127.0.0.1", False),
         ("::1", False),
         ("10.1.2.3", False),
@@ -95,15 +108,29 @@ def test_link_local_addresses_are_known(address, expected):
 @pytest.mark.promise(
     "Accumulator, sender, connections",
     "anything but None or (host, port) from `address_filter` is an error; link-local addresses are "
-    "refused unless `resolved_address_filter` allows them",
+    "rejected unless `resolved_address_filter` allows them",
 )
-@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])
-async def test_a_link_local_address_is_refused_and_the_error_names_the_setting(monkeypatch, address):
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("169.254.169.254", "is a link-local address"),
+        ("fe80::1", "is a link-local address"),
+        ("::ffff:169.254.169.254", "is a link-local address"),
+        ("64:ff9b::a9fe:a9fe", "is a link-local address"),
+        ("2002:a9fe:a9fe::1", "is a link-local address"),
+        ("fd00:ec2::254", "is the address of a cloud's credential server"),
+        ("fd00:ec2::23", "is the address of a cloud's credential server"),
+        ("fd20:ce::254", "is the address of a cloud's credential server"),
+    ],
+)
+async def test_a_link_local_address_is_refused_and_the_error_names_the_setting(monkeypatch, address, reason):
+    async def must_not_open(*_: object) -> None:
+        raise AssertionError("a socket is opened")
+
+    monkeypatch.setattr("aioproducer.network.dialer._open", must_not_open)
     resolve(monkeypatch, address)
 
-    with pytest.raises(
-        BrokerConnectionError, match=r"is a link-local address; .* resolved_address_filter"
-    ) as caught:
+    with pytest.raises(BrokerConnectionError, match=rf"{reason}; .* resolved_address_filter") as caught:
         await dial("broker.example", 9092, LONG)
 
     assert f"broker.example:9092: {address}" in str(caught.value)
@@ -185,19 +212,72 @@ async def test_a_rejection_of_resolved_addresses_gives_the_reason(address_filter
 
 
 async def test_the_setting_reaches_bootstrap_servers_and_brokers():
-    asked: list[str] = []
+    asked: set[tuple[str, str, int]] = set()
 
     def resolved_address_filter(host: str, address: str, port: int) -> bool:
-        asked.append(address)
-        return True
+        asked.add((host, address, port))
+        return address == HOST
 
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
-        settings = {"resolved_address_filter": resolved_address_filter}
-        async with Producer(cluster.bootstrap_servers, **settings) as producer:
+        servers = cluster.bootstrap_servers
+        port = int(servers.partition(":")[2])
+        cluster.broker(0).host = "localhost"  # used by metadata from now on
+        async with Producer(servers, resolved_address_filter=resolved_address_filter) as producer:
             await producer.send_and_wait("t", b"v")
 
-    assert asked
-    assert set(asked) == {HOST}
+    assert (HOST, HOST, port) in asked
+    assert ("localhost", HOST, port) in asked
+
+
+async def test_an_advertised_broker_that_the_setting_rejects_gets_no_records():
+    settings = {**QUICK, "request_timeout_ms": 400 * MS * 1000, "delivery_timeout_ms": 600 * MS * 1000}
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        servers = cluster.bootstrap_servers
+        cluster.broker(0).host = "localhost"
+        settings["resolved_address_filter"] = lambda host, address, port: host != "localhost"
+        async with Producer(servers, **settings) as producer:
+            with pytest.raises(DeliveryTimeoutError, match="resolved_address_filter rejected"):
+                await producer.send_and_wait("t", b"v")
+
+        assert cluster.requests_of(ApiKey.PRODUCE) == []
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_the_probe_for_tls_opens_no_socket_that_the_filter_rejects(allowed):
+    async def answer_like_tls(peer: Peer) -> None:
+        await peer.reader.read(1)
+        peer.writer.write(b"\x16\x03\x03\x00\x02\x02\x46")
+        await silence(peer)
+
+    async with ScriptedBroker(answer_like_tls) as broker:
+        assert await answers_tls(HOST, broker.port, LONG, None, lambda *_: allowed, 0) is allowed
+
+        assert broker.connections == int(allowed)
+
+
+async def test_a_port_that_hangs_up_is_probed_for_tls_only_with_the_filters_consent():
+    asked = 0
+
+    def once(host: str, address: str, port: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 1
+
+    async def hang_up(peer: Peer) -> None:
+        await peer.reader.read(1)
+
+    async with ScriptedBroker(hang_up) as broker:
+        connection = Connection(
+            Node(1, HOST, broker.port),
+            make_config(resolved_address_filter=once),
+            Attempt(first_asked=0),
+            on_change=lambda _: None,
+            metrics=Metrics(),
+        )
+        with pytest.raises(BrokerConnectionError):
+            await connection.connect()
+
+        assert (asked, broker.connections) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from aioproducer.security.pem import (
     CERTIFICATE,
     CRL,
-    Source,
+    PemSource,
     has_crl,
     in_lines,
     own_problem,
@@ -24,12 +24,12 @@ DAMAGED = re.sub(r"\n[^-\n]+\n", "\nAAAA\n", chain_pem(LEAF), count=1)
 REVOKED = b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"
 
 
-def certificate(text: str | None) -> Source:
-    return Source("ssl_certificate_location", "client.pem", None if text is None else Secret(text))
+def certificate(text: str | None) -> PemSource:
+    return PemSource("ssl_certificate_location", "client.pem", None if text is None else Secret(text))
 
 
-def key(text: str | None, setting: str = "ssl_key_location") -> Source:
-    return Source(setting, "client.key", None if text is None else Secret(text))
+def key(text: str | None, setting: str = "ssl_key_location") -> PemSource:
+    return PemSource(setting, "client.key", None if text is None else Secret(text))
 
 
 # ----------------------------------------------------------------------------------------------------- the text

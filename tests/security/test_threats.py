@@ -16,7 +16,7 @@ import cramjam
 import pytest
 from isal import isal_zlib
 
-from aioproducer import Producer
+from aioproducer import DeliveryTimeoutError, Outcome, Producer
 from aioproducer.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -44,10 +44,10 @@ from aioproducer.security.tls import make_context
 from aioproducer.settings.keys import KEYS
 from aioproducer.settings.table import SETTINGS
 from aioproducer.testing import EmbeddedCluster, Security
-from tests.conftest import MS
+from tests.conftest import MS, in_virtual_time
 from tests.security.test_mechanisms import ALICE, SCRAM, TRUST, USERS, refusal
 from tests.support.certificates import server_context
-from tests.support.producing import QUICK
+from tests.support.producing import PRODUCE, QUICK, error_of, quick_producer
 from tests.support.scripted_broker import (
     HOST,
     LONG,
@@ -201,6 +201,23 @@ async def test_threat_06_a_throttle_of_24_days_is_limited_to_a_minute(caplog):
 
     assert 50 < left <= 60.001
     assert "throttle time of" in caplog.text
+
+
+@in_virtual_time
+async def test_threat_06_the_delivery_timeout_keeps_running_during_a_throttle_of_24_days():
+    loop = asyncio.get_running_loop()
+    settings = {"request_timeout_ms": 1_000, "delivery_timeout_ms": 5_000}
+    async with EmbeddedCluster(topics={"t": 1}) as cluster, quick_producer(cluster, **settings) as producer:
+        cluster.faults.add(PRODUCE, throttle_ms=2**31 - 1)
+        await producer.send_and_wait("t", b"0")
+        began = loop.time()
+
+        error = await error_of(producer.send_and_wait("t", b"1"), 30)
+
+        assert isinstance(error, DeliveryTimeoutError)
+        assert error.outcome is Outcome.NOT_PERSISTED
+        assert loop.time() - began == pytest.approx(5, abs=0.1)
+        assert len(cluster.requests_of(PRODUCE)) == 1
 
 
 async def test_threat_07_a_mechanism_is_never_replaced_by_a_weaker_one():
@@ -579,8 +596,8 @@ def threats() -> dict[int, str]:
     return {int(number): last for number, last in rows}
 
 
-@pytest.mark.promise("Security", "each of the 28 threats has a test or a reason")
-def test_each_of_the_28_threats_has_a_test_or_a_paragraph_that_says_why_none_can_be():
+@pytest.mark.promise("Security", "each of the 29 threats has a test or a reason")
+def test_each_of_the_29_threats_has_a_test_or_a_paragraph_that_says_why_none_can_be():
     text = (ROOT / "SECURITY.md").read_text()
     defined = {
         name: path.name
@@ -588,7 +605,7 @@ def test_each_of_the_28_threats_has_a_test_or_a_paragraph_that_says_why_none_can
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
     }
 
-    assert sorted(threats()) == list(range(1, 29))
+    assert sorted(threats()) == list(range(1, 30))
     for number, last in threats().items():
         if "`test_" not in last:
             assert re.search(rf"^\*\*{number}\.", text, re.MULTILINE), f"threat {number} has neither"

@@ -6,9 +6,11 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import re
 import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import trustme
@@ -32,6 +34,7 @@ from tests.support.certificates import (
     write,
 )
 from tests.support.scripted_broker import HOST, make_config
+from tests.support.tracebacks import assert_no_frame_shows
 
 TRUST = {"ssl_truststore_certificates": authority_pem()}
 
@@ -281,10 +284,12 @@ def own_certificates_without_library(tmp_path) -> dict[str, str]:
 @pytest.mark.parametrize("magic", [b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"])
 @pytest.mark.parametrize("setting", ["ssl_truststore_location", "ssl_keystore_location"])
 def test_a_java_key_store_is_rejected_with_advice(tmp_path, setting, magic):
-    path = write(tmp_path / "store.jks", magic + bytes(100))
+    path = write(tmp_path / "store.jks", magic + b"canary")
 
-    with pytest.raises(ConfigError, match=r"Java key store.*keytool -importkeystore.*PKCS12"):
+    with pytest.raises(ConfigError, match=r"Java key store.*keytool -importkeystore.*PKCS12") as caught:
         make_context(config(**{setting: path}))
+
+    assert_no_frame_shows(caught.value, "canary")
 
 
 @pytest.mark.parametrize(
@@ -321,6 +326,9 @@ KINDS_OF_MISUSE = [
     "damaged trust",
     "damaged text",
     "PEM as PKCS12",
+    "PEM with a key as PKCS12",
+    "another key than that beside the certificate",
+    "another key than that in the text",
     "certificate as CRL",
 ]
 
@@ -393,6 +401,21 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
             {"ssl_truststore_location": ca, "ssl_truststore_type": "PKCS12"},
             "it is PEM text; set ssl_truststore_type='PEM', or leave ssl_truststore_type out",
         ),
+        "PEM with a key as PKCS12": (
+            {"ssl_keystore_location": both, "ssl_keystore_type": "PKCS12"},
+            "it is PEM text; set ssl_keystore_type='PEM', or leave ssl_keystore_type out",
+        ),
+        "another key than that beside the certificate": (
+            {
+                "ssl_certificate_location": write(tmp_path / "own.pem", chain + key),
+                "ssl_keystore_key": another,
+            },
+            f"ssl_keystore_key: the text: {no_match}",
+        ),
+        "another key than that in the text": (
+            {"ssl_keystore_certificate_chain": chain + key, "ssl_keystore_key": another},
+            f"ssl_keystore_key: the text: {no_match}",
+        ),
         "certificate as CRL": (
             {"ssl_crl_location": ca},
             "ssl_crl_location: .*it contains no revocation list",
@@ -409,6 +432,16 @@ def test_a_file_of_the_wrong_kind_for_its_setting_is_recognized(tmp_path, kind):
 
     assert str(caught.value).startswith(f"{caught.value.setting}: ")
     assert "BEGIN PRIVATE KEY" not in str(caught.value).replace("(-----BEGIN PRIVATE KEY-----)", "")
+    for line in lines_of_keys(tmp_path):
+        assert_no_frame_shows(caught.value, line)
+
+
+def lines_of_keys(directory: Path) -> list[str]:
+    """Return the first line of each private key in the PEM files of a directory."""
+    texts = [file.read_bytes().decode("ascii", "replace") for file in directory.glob("*.pem")]
+    found = re.findall(r"BEGIN [A-Z ]*PRIVATE KEY-----\n(\S+)", "".join(texts))
+    assert found
+    return found
 
 
 def test_the_error_for_a_pkcs12_store_without_its_password_asks_for_the_setting(tmp_path):
@@ -478,12 +511,22 @@ def test_suites_without_a_certificate_or_without_encryption_are_refused(suite):
         config(ssl_cipher_suites=f"ECDHE-RSA-AES128-GCM-SHA256,{suite}")
 
 
-@pytest.mark.parametrize("suites", ["ALL", "HIGH", "ECDHE-RSA-AES128-GCM-SHA256;ALL"])
-def test_a_group_of_suites_loses_those_without_a_certificate_or_without_encryption(suites):
+@pytest.mark.parametrize(
+    ("suites", "field", "unsafe"),
+    [
+        ("ALL", "auth", "auth-null"),
+        ("HIGH", "auth", "auth-null"),
+        ("ECDHE-RSA-AES128-GCM-SHA256;ALL", "auth", "auth-null"),
+        ("aRSA", "symmetric", None),
+        ("kRSA", "symmetric", None),
+        ("ECDHE", "symmetric", None),
+    ],
+)
+def test_a_group_of_suites_loses_those_without_a_certificate_or_without_encryption(suites, field, unsafe):
     # OpenSSL includes these suites in the groups; only its security level prevents their use.
     plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     plain.set_ciphers(suites)
-    assert "auth-null" in {cipher["auth"] for cipher in plain.get_ciphers()}
+    assert unsafe in {cipher[field] for cipher in plain.get_ciphers()}
 
     chosen = make_context(config(ssl_cipher_suites=suites)).get_ciphers()
 
@@ -502,6 +545,32 @@ def test_a_users_context_below_tls_1_2_is_refused(version):
 
     with pytest.raises(ConfigError, match=r"minimum_version = ssl\.TLSVersion\.TLSv1_2"):
         config(ssl_context=context)
+
+
+def with_suites(context: ssl.SSLContext, suites: str) -> ssl.SSLContext:
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(suites)
+    return context
+
+
+def test_a_users_context_that_may_not_encrypt_is_rejected():
+    suites = "ECDHE-ECDSA-NULL-SHA:@SECLEVEL=0"
+    context = with_suites(ssl.create_default_context(cadata=authority_pem()), suites)
+    name, _, bits = shaken(context, with_suites(server_context(), suites)).cipher()
+    assert (name, bits) == ("ECDHE-ECDSA-NULL-SHA", 0), "OpenSSL itself accepts this suite"
+
+    with pytest.raises(ConfigError, match=r"suites that do not encrypt.*add :!eNULL") as caught:
+        config(ssl_context=context)
+
+    assert caught.value.setting == "ssl_context"
+    config(ssl_context=with_suites(context, "ECDHE:!eNULL:@SECLEVEL=0"))
+
+
+def test_a_users_context_may_name_suites_that_openssls_security_level_excludes():
+    context = with_suites(ssl.create_default_context(), "ECDHE")
+    assert 0 in {suite["strength_bits"] for suite in context.get_ciphers()}
+
+    config(ssl_context=context)
 
 
 def test_a_servers_context_is_refused():

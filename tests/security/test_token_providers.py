@@ -24,11 +24,13 @@ from threading import Thread
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
+from azure.core.credentials import AccessToken
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from aioproducer import Producer
 from aioproducer.errors import AuthenticationError, ConfigError
+from aioproducer.security.sasl import OAuthBearer
 from aioproducer.security.token_providers import (
     MAX_ANSWER,
     AzureTokenProvider,
@@ -42,9 +44,12 @@ from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.types import Secret
 from tests.conftest import MS
 from tests.security.test_mechanisms import jws
-from tests.support.certificates import authority_pem, server_context
+from tests.support.certificates import authority_pem, broker_certificate, server_context, stranger
 from tests.support.producing import QUICK
 from tests.support.scripted_broker import HOST
+from tests.support.tracebacks import assert_no_frame_shows
+
+CANARY = "-".join(["canary", "token"])
 
 # ----------------------------------------------------------------------------------------------------------- OIDC
 
@@ -140,6 +145,39 @@ async def test_certificates_to_trust_that_cannot_be_read_are_an_error(content, t
 
     with pytest.raises(ConfigError, match="the certificates to trust at the token endpoint can't be read"):
         await OidcTokenProvider("https://id.example", "client", "secret", authorities=str(file))()
+
+
+@pytest.mark.promise("Security", "certificates are read again when files change")
+async def test_a_file_of_certificates_to_trust_is_read_again_when_it_changes_and_only_then(tmp_path):
+    file = tmp_path / "ca.pem"
+    file.write_text(authority_pem())
+    listener = server_context()
+    async with Endpoint().running(listener) as endpoint:
+        provider = provider_of(endpoint, authorities=str(file))
+        await provider()
+        first = provider._trust.current()
+        assert provider._trust.current() is first
+
+        broker_certificate("strange").configure_cert(listener)
+        with pytest.raises(AuthenticationError, match="returned no token: ConnectError"):
+            await provider()
+        file.write_bytes(stranger().cert_pem.bytes())
+
+        assert (await provider()).value.reveal() == "opaque-token"
+
+
+async def test_with_a_half_written_file_the_former_certificates_stay_trusted(tmp_path, caplog):
+    file = tmp_path / "ca.pem"
+    file.write_text(authority_pem())
+    async with Endpoint().running(server_context()) as endpoint:
+        provider = provider_of(endpoint, authorities=str(file))
+        await provider()
+
+        file.write_text("-----BEGIN CERT")
+
+        assert (await provider()).value.reveal() == "opaque-token"
+    assert "certificates could not be read again, so the previous ones remain in use" in caplog.text
+    assert "token endpoint" in caplog.text
 
 
 async def test_id_and_secret_are_url_encoded_if_configured():
@@ -261,6 +299,28 @@ async def test_a_compressed_answer_is_not_decompressed(times):
 
     [(_, headers, _)] = endpoint.requests
     assert headers["accept-encoding"] == "identity"
+
+
+async def test_no_frame_of_a_request_that_is_cancelled_shows_the_part_of_the_token_that_has_arrived():
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 X\r\nContent-Length: 1000\r\n\r\n{"access_token": "' + CANARY.encode())
+        has_begun.set()
+        await reader.read()
+        writer.close()
+
+    has_begun = asyncio.Event()
+    server = await asyncio.start_server(serve, HOST, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        asking = asyncio.create_task(OidcTokenProvider(f"http://{HOST}:{port}/", "client", "secret")())
+        await asyncio.wait_for(has_begun.wait(), 2000 * MS)
+        await asyncio.sleep(50 * MS)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await asking
+
+    assert_no_frame_shows(caught.value, CANARY)
 
 
 async def test_an_answer_declared_as_uncompressed_is_accepted():
@@ -525,6 +585,42 @@ def test_a_provider_for_msk_shows_its_region_profile_and_role():
         MskIamTokenProvider("us-east-1", sts_region="somewhere")
 
 
+@pytest.mark.parametrize("answer", [(CANARY, "soon"), (CANARY.encode(), 60_000)])
+def test_no_frame_shows_a_token_for_msk_that_is_malformed(answer, monkeypatch):
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+
+    monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token", lambda _: answer)
+
+    with pytest.raises(TypeError) as caught:
+        MskIamTokenProvider("us-east-1")()
+
+    assert_no_frame_shows(caught.value, CANARY)
+
+
+@pytest.mark.usefixtures("aws_credentials")
+@pytest.mark.parametrize("wrong", [{"SessionToken": None}, {"AccessKeyId": 5}, {}])
+def test_no_frame_shows_the_credentials_of_a_role(wrong, monkeypatch):
+    from botocore import client, credentials
+
+    found = {"AccessKeyId": KEY_ID, "SecretAccessKey": CANARY, "SessionToken": CANARY, **wrong}
+    answer = {"Credentials": {name: value for name, value in found.items() if value is not None}}
+    monkeypatch.setattr(client.BaseClient, "_make_api_call", lambda *_: answer)
+    accept = credentials.Credentials
+
+    def refuse(*given: object, **more: object) -> object:
+        if CANARY in given:
+            raise ValueError("refused")
+        return accept(*given, **more)
+
+    monkeypatch.setattr(credentials, "Credentials", refuse)
+    provider = MskIamTokenProvider("us-east-1", role_arn=ROLE)
+
+    with pytest.raises((KeyError, TypeError, ValueError)) as caught:
+        provider()
+
+    assert_no_frame_shows(caught.value, CANARY)
+
+
 # ----------------------------------------------------------------------------------------------------------- Google
 
 ACCOUNT = "orders@example.iam.gserviceaccount.com"
@@ -623,6 +719,17 @@ def test_credentials_without_an_account_need_the_name_of_one():
     assert token.lifetime == pytest.approx(3600, abs=60)
 
 
+@pytest.mark.parametrize("token", [CANARY.encode(), CANARY + "\ud800"])
+def test_no_frame_shows_a_token_of_google_that_is_malformed(token):
+    user = GoogleUser()
+    user.token = token
+
+    with pytest.raises((TypeError, AuthenticationError)) as caught:
+        OAuthBearer(GcpTokenProvider(credentials=user, account=ACCOUNT)().value, [("auth", "x")])
+
+    assert_no_frame_shows(caught.value, CANARY)
+
+
 async def test_the_sasl_machine_accepts_a_token_of_google():
     from tests.security.test_login import login_of
 
@@ -684,6 +791,21 @@ def test_with_a_managed_identity_of_azure_the_metadata_endpoint_is_asked(monkeyp
     assert parse_qs(urlsplit(path).query)["resource"] == ["https://orders.servicebus.windows.net"]
     assert token.value.reveal() == "managed"
     assert token.lifetime == pytest.approx(3600, abs=60)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [AccessToken(CANARY, "1790000000"), AccessToken(CANARY.encode(), 1790000000), CANARY, {"token": CANARY}],
+)
+def test_no_frame_shows_a_token_of_azure_that_is_malformed(answer):
+    class Credential:
+        def get_token(self, scope: str) -> object:
+            return answer
+
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        AzureTokenProvider(SCOPE, credential=Credential())()
+
+    assert_no_frame_shows(caught.value, CANARY)
 
 
 def test_without_azures_library_the_extra_is_named(monkeypatch):

@@ -611,6 +611,19 @@ def test_an_error_names_the_variable(variable, value, problem):
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ([("AIOPRODUCER_ACKS", "1")], "from_env needs a mapping of variables, not list"),
+        ({b"AIOPRODUCER_ACKS": "1"}, "a variable's name must be a str, not bytes"),
+        ({"AIOPRODUCER_ACKS": "1", 5: "5"}, "a variable's name must be a str, not int"),
+    ],
+)
+def test_variables_that_are_not_a_mapping_of_text_are_rejected(variables, problem):
+    with pytest.raises(ConfigError, match=problem):
+        Producer.from_env(environ=variables)
+
+
 @pytest.mark.parametrize("prefix", ["", None, 5])
 def test_an_empty_prefix_is_refused(prefix):
     with pytest.raises(ConfigError, match="must be a non-empty str: the prefix of the variables"):
@@ -821,7 +834,7 @@ STORES = {
 }
 
 
-@pytest.mark.promise("Settings from anywhere", "keywords win over a file in every case")
+@pytest.mark.promise("Settings from anywhere", "keywords always override a file")
 @pytest.mark.parametrize(
     ("settings", "keywords", "expected"),
     [
@@ -909,13 +922,13 @@ def test_keywords_always_take_precedence_over_a_file(settings, keywords, expecte
     assert {name: getattr(config, name) for name in expected} == pytest.approx(expected)
 
 
-def test_a_setting_of_a_file_that_yields_is_reported_with_its_place(tmp_path, caplog):
+def test_an_overridden_setting_of_a_file_is_reported_with_its_place(tmp_path, caplog):
     path = properties(tmp_path, "acks=1\nlinger.ms=7\n")
 
     Producer.from_properties(path, enable_idempotence=True, linger_ms=9)
 
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.endswith(f"settings: the keyword enable_idempotence takes the place of acks ({path}:1)")
+    assert warning.endswith(f"settings: the keyword enable_idempotence overrides acks ({path}:1)")
 
 
 def test_no_keyword_replaces_a_key_that_requests_the_fixed_behaviour(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""The JAAS line and the callback handlers of Java's clients: their translation, rejected ones, and precedence."""
+"""Java's JAAS line and callback handlers are translated or rejected, and keywords override them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_region_of_msk_is_read_from_the_host_name(servers, region):
 
 
 @pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
-def test_with_another_host_name_the_region_is_that_of_the_environment(variable, monkeypatch):
+def test_with_another_host_name_the_region_comes_from_the_environment(variable, monkeypatch):
     monkeypatch.setenv(variable, "eu-central-1")
 
     assert provider_of(java(AWS, servers="kafka.example.com:9098")) == "<MskIamTokenProvider eu-central-1>"
@@ -112,7 +112,7 @@ def test_the_mechanism_of_msk_can_also_be_a_keyword():
     assert config.origin("sasl_oauth_token_provider") == "explicit as sasl_mechanism"
 
 
-def test_the_options_of_the_line_are_those_of_the_provider(caplog):
+def test_jaas_options_are_passed_to_the_provider(caplog):
     line = jaas(
         IAM_MODULE, awsRoleArn=ROLE, awsProfileName="orders", awsStsRegion="eu-west-1", awsMaxRetries="7"
     )
@@ -240,7 +240,7 @@ def test_an_option_of_strimzi_that_cannot_be_used_is_named_without_its_value(opt
     assert CANARY not in str(caught.value)
 
 
-def test_strimzis_token_endpoint_is_https():
+def test_strimzis_token_endpoint_must_use_https():
     line = jaas(
         **{**STRIMZI_LINE, "oauth__token__endpoint__uri": "http://keycloak:8080/token"},
         oauth__audience="kafka",
@@ -377,19 +377,19 @@ def test_keywords_take_precedence_over_the_login_of_a_file(settings, keywords, f
         assert getattr(config, field) == expected
 
 
-def test_a_login_that_yields_is_reported_with_its_place(tmp_path, caplog):
+def test_an_overridden_login_is_reported_with_its_place(tmp_path, caplog):
     path = tmp_path / "client.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in java(GOOGLE).items()))
 
     Producer.from_properties(path, sasl_oauth_token_provider=token)
 
     assert (
-        "the keyword sasl_oauth_token_provider takes the place of sasl_login_callback_handler_class "
+        "the keyword sasl_oauth_token_provider overrides sasl_login_callback_handler_class "
         f"({path}:5), sasl_jaas_config ({path}:4)"
     ) in caplog.text
 
 
-def test_without_a_line_nothing_is_derived():
+def test_without_a_jaas_line_no_setting_is_derived():
     unsettled = UnsettledSettings({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, {})
     take_java_login(unsettled)
 

@@ -8,23 +8,25 @@ import inspect
 import logging
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
 
-import aioproducer
-from aioproducer import ConfigError, Producer, TransactionHandle, blocking
+from aioproducer import ConfigError, Producer, ProducerConfig, TransactionHandle, blocking
+from aioproducer.blocking import shared as shared_module
+from aioproducer.compat import confluent
+from aioproducer.compat.aiokafka import AIOKafkaProducer
 from aioproducer.security.sasl import OAuthToken
 from aioproducer.security.token_providers import OidcTokenProvider
 from aioproducer.settings.table import SETTINGS
+from aioproducer.testing import RecordingProducer
 from aioproducer.types import Secret
+from tests.support.tracebacks import PACKAGE, assert_no_frame_shows, fields_of, frames, shown
 
 # Assembled, so that this file's own lines in a traceback don't contain it.
 CANARY = "-".join(["hunter2", "canary"])
-PACKAGE = str(Path(aioproducer.__file__).parent)
 
 # ------------------------------------------------------------------------------------------------------- Secret
 
@@ -232,27 +234,42 @@ WAYS = [by_keywords, by_mapping, by_overrides, by_environment, by_file]
 
 HANDLE = TransactionHandle("orders", 1, 0, is_v2=True)
 PARTITIONS = [("t", 0)]
-ENTRANCES: dict[str, Callable[..., object]] = {
+PRODUCERS: dict[str, Any] = {
     "Producer": Producer,
-    "from_config": lambda **settings: Producer.from_config({}, **settings),
-    "from_config, mapping": lambda **settings: Producer.from_config(settings),
-    "from_env": lambda **settings: Producer.from_env("X_", {}, **settings),
-    "from_properties": lambda **settings: Producer.from_properties("/missing", **settings),
-    "attach": lambda **settings: Producer.attach(HANDLE, partitions=PARTITIONS, **settings),
-    "attach, mapping": lambda **settings: Producer.attach(HANDLE, partitions=PARTITIONS, config=settings),
-    "resume": lambda **settings: Producer.resume(HANDLE, **settings),
-    "resume, mapping": lambda **settings: Producer.resume(HANDLE, config=settings),
     "blocking": blocking.Producer,
-    "blocking from_config": lambda **settings: blocking.Producer.from_config({}, **settings),
-    "blocking from_config, mapping": lambda **settings: blocking.Producer.from_config(settings),
-    "blocking from_env": lambda **settings: blocking.Producer.from_env("X_", {}, **settings),
-    "blocking from_properties": lambda **settings: blocking.Producer.from_properties("/missing", **settings),
-    "blocking attach": lambda **settings: blocking.Producer.attach(HANDLE, partitions=PARTITIONS, **settings),
-    "blocking attach, mapping": lambda **settings: blocking.Producer.attach(
-        HANDLE, partitions=PARTITIONS, config=settings
+    "recording": RecordingProducer,
+    "confluent": confluent.Producer,
+    "confluent blocking": confluent.BlockingProducer,
+}
+
+
+def makers_of(made: Any) -> dict[str, Callable[..., object]]:
+    """Return all ways to create a producer of a class from keywords."""
+    return {
+        "": made,
+        "from_config": lambda **settings: made.from_config({}, **settings),
+        "from_config, mapping": lambda **settings: made.from_config(settings),
+        "from_env": lambda **settings: made.from_env("X_", {}, **settings),
+        "from_properties": lambda **settings: made.from_properties("/missing", **settings),
+        "attach": lambda **settings: made.attach(HANDLE, partitions=PARTITIONS, **settings),
+        "attach, mapping": lambda **settings: made.attach(HANDLE, partitions=PARTITIONS, config=settings),
+        "resume": lambda **settings: made.resume(HANDLE, **settings),
+        "resume, mapping": lambda **settings: made.resume(HANDLE, config=settings),
+    }
+
+
+ENTRANCES: dict[str, Callable[..., object]] = {
+    f"{name} {way}".strip(): make for name, made in PRODUCERS.items() for way, make in makers_of(made).items()
+} | {
+    "ProducerConfig.of": ProducerConfig.of,
+    "shared": blocking.shared_producer,
+    "confluent, dict": lambda **settings: confluent.Producer(settings),
+    "confluent, dict and keywords": lambda **settings: confluent.Producer({"client.id": "x"}, **settings),
+    "confluent blocking, dict": lambda **settings: confluent.BlockingProducer(settings),
+    "confluent blocking, dict and keywords": lambda **settings: confluent.BlockingProducer(
+        {"client.id": "x"}, **settings
     ),
-    "blocking resume": lambda **settings: blocking.Producer.resume(HANDLE, **settings),
-    "blocking resume, mapping": lambda **settings: blocking.Producer.resume(HANDLE, config=settings),
+    "aiokafka": AIOKafkaProducer,
 }
 """Every way in which keywords reach a producer. Functions with a mapping receive the keywords as a whole."""
 
@@ -275,21 +292,16 @@ def test_a_secret_is_in_the_config_and_never_shown(case, way, tmp_path, caplog):
         assert CANARY not in text
 
 
-def shown(value: object) -> str:
-    """Return the repr of a value; of a producer, which is incomplete when it raises, the repr of its attributes."""
-    values = value if isinstance(value, tuple) else (value,)
-    return "".join(repr(vars(part)) if isinstance(part, Producer) else repr(part) for part in values)
+@pytest.mark.parametrize("made", [*PRODUCERS.values(), AIOKafkaProducer])
+def test_the_fields_of_a_producer_are_searched(made):
+    outer = made(**LOGIN)
+    inner = getattr(outer, "_inner", None) or getattr(outer, "producer", outer)
+    assert {"_given", "_config"} <= fields_of(inner).keys()
+    assert CANARY not in shown(outer)
 
+    inner._given["planted"] = CANARY
 
-def frames(error: BaseException | None) -> Iterator[TracebackType]:
-    """Yield all frames of this package in the tracebacks of an error, its causes and its contexts."""
-    while error is not None:
-        at = error.__traceback__
-        while at is not None:
-            if at.tb_frame.f_code.co_filename.startswith(PACKAGE):
-                yield at
-            at = at.tb_next
-        error = error.__cause__ or error.__context__
+    assert CANARY in shown(outer)
 
 
 @pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
@@ -313,13 +325,7 @@ def test_the_error_for_rejected_settings_shows_no_secret(
         assert CANARY not in text
     assert len(list(frames(error))) > 1
     if case not in NOT_HIDDEN_IN_LOCALS:
-        assert_no_frame_shows_the_canary(error)
-
-
-def assert_no_frame_shows_the_canary(error: BaseException) -> None:
-    for at in frames(error):
-        for name, value in at.tb_frame.f_locals.items():
-            assert CANARY not in shown(value), f"{at.tb_frame.f_code.co_qualname}: {name}"
+        assert_no_frame_shows(error, CANARY)
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
@@ -329,7 +335,35 @@ def test_no_frame_of_any_entrance_shows_a_password(entrance, case):
         ENTRANCES[entrance](**BAD[case])
 
     assert "".join(traceback.format_exception(raised.value)).count(PACKAGE) > 1
-    assert_no_frame_shows_the_canary(raised.value)
+    assert_no_frame_shows(raised.value, CANARY)
+
+
+@pytest.mark.parametrize(
+    "entrance", [name for name in ENTRANCES if name != "shared" and not name.endswith("from_properties")]
+)
+def test_no_field_of_a_producer_shows_a_password(entrance):
+    made = ENTRANCES[entrance](**LOGIN)
+
+    assert CANARY not in shown(made)
+
+
+def test_a_shared_producer_keeps_its_password_hidden():
+    servers = "127.0.0.1:1"
+    try:
+        producer = blocking.shared_producer(bootstrap_servers=servers, **LOGIN)
+        other = {**LOGIN, "sasl_plain_password": Secret(CANARY)}
+
+        assert blocking.shared_producer(bootstrap_servers=servers, **other) is producer
+        assert CANARY not in shown(shared_module._shared)
+    finally:
+        blocking.close_shared_producers(0)
+
+
+def test_no_frame_shows_the_password_of_a_shared_producer_with_a_transactional_id():
+    with pytest.raises(ConfigError, match="transactional_id") as raised:
+        blocking.shared_producer(**LOGIN, transactional_id="orders")
+
+    assert_no_frame_shows(raised.value, CANARY)
 
 
 @pytest.mark.parametrize(
@@ -344,28 +378,42 @@ def test_no_frame_of_a_token_provider_shows_its_secret(url, secret):
         OidcTokenProvider(url, "svc", secret)
 
     assert len(list(frames(raised.value))) > 0
-    assert_no_frame_shows_the_canary(raised.value)
+    assert_no_frame_shows(raised.value, CANARY)
 
 
 @pytest.mark.parametrize(
     "given",
-    [(CANARY.encode(),), (CANARY, "3600"), (CANARY, 60, 5), (Secret(CANARY), float("nan")), (3600, CANARY)],
+    [
+        (CANARY.encode(),),
+        (CANARY, "3600"),
+        (CANARY, 60, 5),
+        (Secret(CANARY), float("nan")),
+        (CANARY, 10**400),
+        (3600, CANARY),
+    ],
 )
 def test_no_frame_of_a_token_shows_it(given):
     with pytest.raises(ConfigError, match="OAuthToken: ") as raised:
         OAuthToken(*given)
 
-    assert_no_frame_shows_the_canary(raised.value)
+    assert_no_frame_shows(raised.value, CANARY)
+
+
+def test_no_frame_of_a_token_shows_it_if_its_extensions_cannot_be_read():
+    with pytest.raises(KeyError) as raised:
+        OAuthToken(CANARY, 60, Failing())
+
+    assert_no_frame_shows(raised.value, CANARY)
 
 
 def test_every_way_to_create_a_producer_is_tested():
-    for made in (Producer, blocking.Producer):
+    for made in PRODUCERS.values():
         makers = {
             name
             for name, member in inspect.getmembers(made, inspect.ismethod)
             if not name.startswith("_") and member.__self__ is made
         }
-        assert makers <= {entrance.removeprefix("blocking ").partition(",")[0] for entrance in ENTRANCES}
+        assert makers == {way.partition(",")[0] for way in makers_of(made)} - {""}
 
 
 @pytest.mark.parametrize(
@@ -378,6 +426,9 @@ def test_every_way_to_create_a_producer_is_tested():
         lambda: Producer.from_properties(None, sasl_plain_password=CANARY),
         lambda: Producer.attach(HANDLE, partitions=PARTITIONS, config=[CANARY], ssl_key_password=CANARY),
         lambda: Producer.resume(HANDLE, config=[CANARY], ssl_key_password=CANARY),
+        lambda: confluent.Producer([CANARY], sasl_plain_password=CANARY),
+        lambda: confluent.Producer({5: CANARY}, sasl_plain_password=CANARY),
+        lambda: confluent.BlockingProducer([CANARY], sasl_plain_password=CANARY),
         lambda: blocking.Producer.from_config([CANARY], sasl_plain_password=CANARY),
         lambda: blocking.Producer.from_env("", sasl_plain_password=CANARY),
         lambda: blocking.Producer.from_properties(None, sasl_plain_password=CANARY),
@@ -390,14 +441,51 @@ def test_no_frame_shows_a_password_next_to_an_invalid_source(make):
         make()
 
     assert len(list(frames(raised.value))) > 1
-    assert_no_frame_shows_the_canary(raised.value)
+    assert_no_frame_shows(raised.value, CANARY)
+
+
+class Failing(Mapping[str, str]):
+    """A mapping whose last value can't be read, such as a section of an INI file with a wrong reference."""
+
+    def __init__(self, **settings: str) -> None:
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return repr(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings) + 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._settings, "X_CLIENT_ID"])
+
+    def __getitem__(self, name: str) -> str:
+        return self._settings[name]
+
+
+@pytest.mark.parametrize("made", PRODUCERS.values(), ids=PRODUCERS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda made: made.from_config(Failing(sasl_plain_password=CANARY)),
+        lambda made: made.from_env("X_", Failing(X_SASL_PLAIN_PASSWORD=CANARY)),
+        lambda made: made.from_env("X_", {"X_SASL_PLAIN_PASSWORD": CANARY, 5: "5"}),
+        lambda made: made.from_env("X_", {b"X_SASL_PLAIN_PASSWORD": CANARY}),
+        lambda made: made.from_env("X_", [CANARY]),
+    ],
+)
+def test_no_frame_shows_the_content_of_a_source_that_cannot_be_read(make, made):
+    with pytest.raises((ConfigError, KeyError)) as raised:
+        make(made)
+
+    assert_no_frame_shows(raised.value, CANARY)
 
 
 def test_no_frame_shows_a_password_next_to_an_invalid_handle():
     for make in (Producer.attach, blocking.Producer.attach):
         with pytest.raises(AttributeError) as raised:
             make(None, partitions=PARTITIONS, config={"sasl_password": CANARY}, ssl_key_password=CANARY)
-        assert_no_frame_shows_the_canary(raised.value)
+        assert_no_frame_shows(raised.value, CANARY)
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
@@ -419,7 +507,7 @@ def test_a_password_of_another_type_is_in_no_frame(entrance, setting, value):
 
     assert CANARY not in str(raised.value)
     assert "/missing" in str(raised.value) or raised.value.setting == setting
-    assert_no_frame_shows_the_canary(raised.value)
+    assert_no_frame_shows(raised.value, CANARY)
 
 
 def test_the_error_for_a_broken_file_shows_no_secret(tmp_path):
@@ -429,5 +517,4 @@ def test_the_error_for_a_broken_file_shows_no_secret(tmp_path):
     with pytest.raises(ConfigError) as raised:
         Producer.from_properties(path)
 
-    for at in frames(raised.value):
-        assert CANARY not in "".join(map(shown, at.tb_frame.f_locals.values()))
+    assert_no_frame_shows(raised.value, CANARY)

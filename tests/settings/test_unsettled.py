@@ -98,7 +98,7 @@ def test_all_mistakes_are_raised_as_one_error():
     assert caught.value.setting == "acks"
 
 
-def test_in_a_contradiction_a_setting_of_a_source_yields_to_a_keyword_and_the_check_runs_again():
+def test_a_keyword_overrides_a_contradicting_setting_of_a_source_and_the_check_runs_again():
     found = unsettled({"acks": FILE}, acks=1, enable_idempotence=True)
 
     def check(settings: UnsettledSettings) -> None:
@@ -107,7 +107,7 @@ def test_in_a_contradiction_a_setting_of_a_source_yields_to_a_keyword_and_the_ch
 
     assert found.attempt(check)
     assert (found["acks"], found.origins["acks"]) == (-1, DEFAULT)
-    assert found.notes == [f"the keyword enable_idempotence takes the place of acks ({FILE})"]
+    assert found.notes == [f"the keyword enable_idempotence overrides acks ({FILE})"]
 
 
 @pytest.mark.parametrize("origins", [{}, {"acks": FILE, "enable_idempotence": FILE}])

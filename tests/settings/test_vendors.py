@@ -184,7 +184,9 @@ def _no_region_in_the_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.promise("Settings from anywhere", "the configuration files that vendors hand out load in one go")
+@pytest.mark.promise(
+    "Settings from anywhere", "the configuration files of vendors load unchanged, with at most one warning"
+)
 @pytest.mark.parametrize("name", LOADED)
 def test_a_vendors_file_loads_unchanged_with_at_most_one_warning(name, caplog):
     path, expected = path_of(name), LOADED[name]

@@ -109,8 +109,8 @@ def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_kille
 
 @pytest.mark.promise(
     "Transactions",
-    "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
-    "has",
+    "a second writer of a partition is detected by a timestamp that only the response to a repeated batch "
+    "contains",
 )
 async def test_the_second_writer_of_a_partition_is_detected(kafka, made):
     """A real broker's answer to a repeated batch contains the time of the first one; other answers contain no time."""

@@ -1,4 +1,4 @@
-"""What users of the Spark sink see, on a real Kafka: the tests are those of test_sink.py and test_wrong_use.py."""
+"""The tests of test_sink.py and test_wrong_use.py, on a real Kafka."""
 
 from __future__ import annotations
 

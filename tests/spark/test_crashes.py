@@ -179,7 +179,7 @@ def test_answers_are_lost_and_brokers_are_killed_during_a_stream(driver, place, 
 
 
 @pytest.mark.promise(
-    "Spark", "the proof of `make chaos-spark` convicts an at-least-once sink and one that ignores its marker"
+    "Spark", "the proof of `make chaos-spark` detects an at-least-once sink and one that ignores its marker"
 )
 @pytest.mark.timeout(400)
 def test_the_proof_detects_at_least_once_and_a_sink_that_ignores_its_marker(driver, place, tmp_path):

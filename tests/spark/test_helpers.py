@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from aioproducer import ConfigError
 from aioproducer.spark import SinkError, helpers
 from aioproducer.spark.exactly_once import AGAIN
 from aioproducer.spark.helpers import _asked, foreach_batch, partition_by_key, run_query
 from tests.support.spark_stage import stage
+from tests.support.tracebacks import assert_no_frame_shows
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 1.5, True, "3", None, {}, {"t": 3, "u": 0}])
@@ -28,6 +30,34 @@ def test_the_cluster_is_asked_for_the_numbers_of_partitions():
         assert _asked({**servers, **once, "topics": "t,u"}) == {"t": 3, "u": 1}
 
 
+PASSWORD = "-".join(["canary", "password"])
+LOGIN = {
+    "kafka.bootstrap.servers": "a:1",
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.username": "u",
+    "kafka.sasl.password": PASSWORD,
+    "topic": "t",
+}
+
+
+@pytest.mark.parametrize("wrong", [{"kafka.acks": "nine"}, {"no such option": 1}, {5: 1}])
+def test_no_frame_of_a_question_with_wrong_options_shows_a_password(wrong):
+    with pytest.raises(ConfigError) as caught:
+        partition_by_key(None, options={**LOGIN, **wrong})
+
+    assert_no_frame_shows(caught.value, PASSWORD)
+
+
+def test_no_frame_shows_a_password_after_the_question(monkeypatch):
+    monkeypatch.setattr(helpers, "_asked", lambda options: 0)
+
+    with pytest.raises(ValueError, match="partitions=0") as caught:
+        partition_by_key(None, options=LOGIN)
+
+    assert_no_frame_shows(caught.value, PASSWORD)
+
+
 def test_a_batch_is_tried_at_least_once():
     with pytest.raises(ValueError, match="attempts=0 must be 1 or more"):
         foreach_batch({}, attempts=0)
@@ -41,7 +71,7 @@ def losses(monkeypatch):
     """The losses that Spark reports; the test adds them."""
     found = []
     watch = SimpleNamespace(losses=lambda: list(found))
-    monkeypatch.setattr(helpers, "LossWatch", lambda spark, group: watch)
+    monkeypatch.setattr(helpers, "ExecutorLosses", lambda spark, group: watch)
     return found
 
 
@@ -91,6 +121,25 @@ def test_a_failed_batch_is_run_again_under_the_same_version():
     assert batch.told["delivery"] == "exactly_once"
 
 
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_no_frame_of_a_failed_batch_shows_a_password(delivery):
+    with pytest.raises(RuntimeError) as caught:
+        foreach_batch({**LOGIN, "delivery": delivery}, app_id="query")(Batch(failures=5), 7)
+    assert_no_frame_shows(caught.value, PASSWORD)
+
+    with pytest.raises(ValueError, match="attempts=0") as caught:
+        foreach_batch(LOGIN, attempts=0)
+    assert_no_frame_shows(caught.value, PASSWORD)
+
+
+def test_the_password_is_among_the_options_of_the_write():
+    batch = Batch(failures=0)
+
+    foreach_batch(LOGIN, app_id="query")(batch, 7)
+
+    assert batch.told["kafka.sasl.password"] == PASSWORD
+
+
 def test_the_last_failure_is_raised():
     batch = Batch(failures=5)
 
@@ -113,7 +162,7 @@ def test_the_last_failure_names_the_lost_executor(losses, caplog):
     assert f"attempt 1 of 2 for batch 7 failed; retrying: executor lost\nSpark reports: {LOST}" in caplog.text
 
 
-@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are rejected on the driver")
 def test_speculation_is_rejected_before_anything_is_written():
     batch = Batch(failures=0, speculation="true")
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from py4j.protocol import Py4JError
 
-from aioproducer.spark.losses import LossWatch
+from aioproducer.spark.losses import ExecutorLosses
 
 
 def option(value=None):
@@ -69,7 +69,7 @@ def test_executors_that_were_lost_since_then_are_listed_with_the_reason():
         executor("3", now + 1),
     ]
 
-    assert LossWatch(session({"g": []}, executors), "g").losses() == [
+    assert ExecutorLosses(session({"g": []}, executors), "g").losses() == [
         "executor 1 on a:1 was lost: Command exited with code 137",
         "executor 3 on a:1 was lost: Spark gives no reason",
     ]
@@ -82,7 +82,7 @@ def test_failed_tasks_of_new_jobs_are_listed_in_all_attempts_of_their_stages():
         (20, 0): [task(0, 0), task(1, 0, "FetchFailed(BlockManagerId(1, a, 7))"), task(2, 0, "the same")],
         (20, 1): [task(1, 0, "ExecutorLostFailure (executor 1 exited)\nat line 1"), task(2, 0, "the same")],
     }
-    watch = LossWatch(session(jobs, stages=stages), "g")
+    watch = ExecutorLosses(session(jobs, stages=stages), "g")
     jobs["g"].append(2)
 
     assert watch.losses() == [
@@ -93,10 +93,10 @@ def test_failed_tasks_of_new_jobs_are_listed_in_all_attempts_of_their_stages():
 
 
 def test_a_session_of_spark_connect_has_no_list_of_losses():
-    assert LossWatch(SimpleNamespace(), "g").losses() == []
+    assert ExecutorLosses(SimpleNamespace(), "g").losses() == []
 
 
 def test_a_store_that_cannot_be_read_is_reported():
-    watch = LossWatch(session({"g": []}, error=Py4JError("no such method\nat line 1")), "g")
+    watch = ExecutorLosses(session({"g": []}, error=Py4JError("no such method\nat line 1")), "g")
 
     assert watch.losses() == ["its losses can't be read: no such method"]

@@ -325,7 +325,8 @@ def test_a_stream_continues_where_it_stopped(spark, cluster, topic, tmp_path, de
 
 
 @pytest.mark.promise(
-    "Spark", "each write adds a line to the file of reports; a file that can't be written fails no write"
+    "Spark",
+    "each write adds a line to the file of reports; if the file can't be written, the write still succeeds",
 )
 def test_each_batch_adds_a_line_to_the_file_of_reports(spark, cluster, topic, tmp_path):
     reports = tmp_path / "reports.jsonl"

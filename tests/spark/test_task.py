@@ -631,7 +631,7 @@ def test_a_foreign_group_offset_is_not_mistaken_for_a_marker(cluster):
 # ----------------------------------------------------------------------------------------------------- other tests
 
 
-@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are rejected on the driver")
 def test_a_stream_planned_before_its_offsets_are_written_has_a_continuous_trigger(tmp_path):
     checkpoint = tmp_path / "checkpoint"
     told = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
@@ -720,7 +720,8 @@ def test_no_frame_of_a_task_without_a_connection_shows_a_password(cluster):
 
 
 @pytest.mark.promise(
-    "Spark", "each write adds a line to the file of reports; a file that can't be written fails no write"
+    "Spark",
+    "each write adds a line to the file of reports; if the file can't be written, the write still succeeds",
 )
 def test_reports_need_a_directory_and_a_full_disk_does_not_fail_a_batch(cluster, tmp_path, caplog):
     told = {"kafka.bootstrap.servers": cluster.servers, "topic": "t"}

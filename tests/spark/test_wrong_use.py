@@ -367,7 +367,7 @@ def continuous(spark, cluster, topic, **options):
     )
 
 
-@pytest.mark.promise("Spark", "speculation and the continuous trigger are refused on the driver")
+@pytest.mark.promise("Spark", "speculation and the continuous trigger are rejected on the driver")
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 @pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
 def test_a_continuous_query_with_a_local_checkpoint_ends_at_once(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from aioproducer.settings.entries import check_keywords
+
 _WITHOUT_EFFECT = {
     "loop": "the producer belongs to the event loop in which it is started",
     "api_version": "versions are negotiated with each broker",
@@ -20,9 +22,14 @@ def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
 
     Settings of aioproducer that aiokafka does not have are passed on unchanged. If a setting was left out,
     aioproducer's default applies: acks="all" with idempotence, a linger of 5 ms, larger batches.
+
+    Raises:
+        ConfigError: a setting is unknown.
     """
     settings = {name: value for name, value in given.items() if not _is_left_out(name, value)}
-    _drop_what_has_no_effect(settings)
+    without_effect = {name: settings.pop(name) for name in _WITHOUT_EFFECT if name in settings}
+    check_keywords(settings)  # first, because it wraps the secrets: any warning may be an error
+    _warn_of(without_effect)
     _settle_idempotence(settings)
     _settle_sasl(settings)
     _settle_timeouts(settings)
@@ -36,13 +43,15 @@ def _is_left_out(name: str, value: object) -> bool:
     return value is None and name != "connections_max_idle_ms"  # for this setting, None means never
 
 
-def _drop_what_has_no_effect(settings: dict[str, Any]) -> None:
-    for name, why in _WITHOUT_EFFECT.items():
-        value = settings.pop(name, None)
-        if value is not None and value != "auto":
+def _warn_of(without_effect: dict[str, Any]) -> None:
+    """Warn about settings without effect, unless they have aiokafka's default."""
+    for name, value in without_effect.items():
+        if value != "auto":
             # aiokafka uses the same warning category for these settings. Stack level 4 is the caller of
             # AIOKafkaProducer().
-            warnings.warn(f"{name} is ignored: {why}; leave it out", DeprecationWarning, stacklevel=4)
+            warnings.warn(
+                f"{name} is ignored: {_WITHOUT_EFFECT[name]}; leave it out", DeprecationWarning, stacklevel=4
+            )
 
 
 def _settle_idempotence(settings: dict[str, Any]) -> None:

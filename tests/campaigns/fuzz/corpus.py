@@ -98,6 +98,7 @@ class _Place(NamedTuple):
 class _Batch(NamedTuple):
     queue: _Place
     segments: tuple[bytes | memoryview, ...] = (b"header", b"records")
+    record_count: int = 1
 
 
 @cache

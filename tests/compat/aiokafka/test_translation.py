@@ -69,7 +69,7 @@ CASES = {
         failed(ours.CorrelationError("?")),
         ["CorrelationIdError", "KafkaProtocolError"],
     ),
-    "late, after a refusal": (failed(refused(19), ours.DeliveryTimeoutError), ["NotEnoughReplicasError"]),
+    "late, after a rejection": (failed(refused(19), ours.DeliveryTimeoutError), ["NotEnoughReplicasError"]),
     "late, and never sent": (
         failed(None, ours.DeliveryTimeoutError, attempts=0),
         ["LeaderNotAvailableError", "NotLeaderForPartitionError", "RequestTimedOutError"],
@@ -97,7 +97,7 @@ CASES = {
 
 
 @pytest.mark.promise(
-    "Coming from other clients", "except clauses written for aiokafka catch what they were meant for"
+    "Coming from other clients", "`except` clauses written for aiokafka catch the same errors"
 )
 @pytest.mark.parametrize("case", CASES)
 def test_an_error_is_caught_by_the_classes_that_aiokafka_would_have_raised(case):
