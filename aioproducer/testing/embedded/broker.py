@@ -88,7 +88,7 @@ class EmbeddedBroker:
         self._cluster = cluster
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
-        self._listener: listener.Listener | None = None
+        self._listener: listener.CountingListener | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._thawed = asyncio.Event()
         # Timers that run while the broker is frozen; they are cancelled when it thaws or stops.
@@ -232,7 +232,7 @@ class EmbeddedBroker:
 
     def _accept(
         self,
-        accepted_by: listener.Listener | None,
+        accepted_by: listener.CountingListener | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -298,7 +298,7 @@ class EmbeddedBroker:
         await self._thawed.wait()
         if any(fault.drop_before for fault in faults):
             fault_effects.forget_records(message)
-            raise CloseConnection("the script closes it before the request is served")
+            raise CloseConnection("a scripted fault closes the connection before the request is served")
         await fault_effects.hold_back(faults)
         clock = asyncio.get_running_loop().time
         handling = Timed(

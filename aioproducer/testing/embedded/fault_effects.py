@@ -28,7 +28,7 @@ def strike(
     Args:
         cluster: The broker's cluster.
         node: The broker that has read the request.
-        faults: The faults that the request has met.
+        faults: The faults that apply to the request.
         targets: The topics and partitions that the request names.
         late: Whether the request has already been served.
 
@@ -45,7 +45,7 @@ def strike(
             cluster.broker(node).freeze(fault.freeze_for)
         if fault.down_for is not None:
             cluster.crash_broker(node, fault.down_for)
-            raise CloseConnection("the script takes the broker down")
+            raise CloseConnection("a scripted fault takes the broker down")
 
 
 def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Target]) -> None:
@@ -74,7 +74,7 @@ async def delay(faults: Sequence[Fault]) -> None:
     """Wait between serving a request and answering it.
 
     Raises:
-        CloseConnection: the script drops the response.
+        CloseConnection: a scripted fault drops the response.
     """
     for fault in faults:
         if fault.delay:
@@ -82,14 +82,14 @@ async def delay(faults: Sequence[Fault]) -> None:
         if fault.hold is not None:
             await fault.hold.wait()
     if any(fault.drop_after_append for fault in faults):
-        raise CloseConnection("the script closes it after the request was served")
+        raise CloseConnection("a scripted fault closes the connection after the request was served")
 
 
 async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]) -> None:
-    """Send a response whole, in pieces or cut off.
+    """Send a response: whole, in pieces, or truncated.
 
     Raises:
-        CloseConnection: the response was cut off.
+        CloseConnection: the response was truncated.
     """
     ends = [fault.truncate for fault in faults if fault.truncate is not None]
     trickle = next((fault for fault in faults if fault.trickle is not None), None)
@@ -103,7 +103,9 @@ async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: 
         writer.write(data[start : start + size])
         await writer.drain()
     if ends:
-        raise CloseConnection(f"the script closes it after {len(data)} bytes of the response")
+        raise CloseConnection(
+            f"a scripted fault closes the connection after {len(data)} bytes of the response"
+        )
 
 
 def forget_records(message: Message) -> None:

@@ -135,7 +135,7 @@ class FaultScript:
         4. The request is served, with errors and omissions.
         5. The response waits (`delay`, `hold`).
         6. The connection is closed (`drop_after_append`).
-        7. The response is sent: altered, in pieces or cut off.
+        7. The response is sent: altered, in pieces, or truncated.
         8. The connection is ignored for the throttle time.
 
         Args:
@@ -158,7 +158,7 @@ class FaultScript:
             trickle: Send the response in pieces of this many bytes.
             trickle_pause: Seconds between these pieces.
             move_leader_to: Make this broker the leader of the affected partitions, in a new leader epoch. If it is
-                stopped or has no replica when a request meets the fault, the request's connection is closed and
+                stopped or has no replica when the fault applies to a request, the request's connection is closed and
                 an `ImpossibleFaultError` is added to `EmbeddedCluster.failures`.
             down_for: The broker that has read the request goes down as in a crash and comes back after this
                 many seconds; with math.inf, it stays down until `EmbeddedCluster.start_broker` is called.

@@ -40,7 +40,7 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
 }
 
 
-class MemberIdRequired(TransactionRefused):
+class RejoinRequired(TransactionRefused):
     """The client must join again with this member id (KIP-394)."""
 
     def __init__(self, member_id: str) -> None:
@@ -204,7 +204,7 @@ class ClassicGroup:
         """Let a member join. The future is done when the rebalance ends.
 
         Raises:
-            TransactionRefused: the member can't join; MemberIdRequired: it must join again with its new id.
+            TransactionRefused: the member can't join; RejoinRequired: it must join again with its new id.
         """
         if not self._supports(joining):
             raise TransactionRefused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -231,7 +231,7 @@ class ClassicGroup:
         if joining.gets_id_first:
             loop = asyncio.get_running_loop()
             self._pending[new_id] = loop.call_later(joining.session_timeout, self._withdraw, new_id)
-            raise MemberIdRequired(new_id)
+            raise RejoinRequired(new_id)
         return self._add(new_id, joining)
 
     def _withdraw(self, member_id: str) -> None:

@@ -17,7 +17,7 @@ from aioproducer.protocol.messages import (
     SyncGroupResponse,
 )
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
-from aioproducer.testing.embedded.group_members import UNKNOWN_MEMBER, Joined, Joining, MemberIdRequired
+from aioproducer.testing.embedded.group_members import UNKNOWN_MEMBER, Joined, Joining, RejoinRequired
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.transaction_metadata import TransactionRefused
 
@@ -41,7 +41,7 @@ async def join_group(context: RequestContext, request: JoinGroupRequest) -> Join
     no_protocol = None if context.version >= 7 else ""
     try:
         joined = await _joined(context, request)
-    except MemberIdRequired as required:
+    except RejoinRequired as required:
         return JoinGroupResponse(
             error_code=required.code, member_id=required.member_id, protocol_name=no_protocol
         )

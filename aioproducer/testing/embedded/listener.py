@@ -16,7 +16,7 @@ TURNS = 10
 """The maximum number of turns of the loop to wait for the transports of accepted connections."""
 
 
-class Listener(socket.socket):
+class CountingListener(socket.socket):
     """A listening socket that counts its connections; `listen` creates it."""
 
     accepted = 0
@@ -34,7 +34,7 @@ class Listener(socket.socket):
         return connection
 
 
-def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | None:
+def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> CountingListener | None:
     """Return a socket that is bound to this address with the options that asyncio uses.
 
     The result is None if `host` is not an IP address, and on event loops other than asyncio's selector loop.
@@ -47,7 +47,7 @@ def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | 
     is_v6 = ipaddress.ip_address(host).version == 6
     # asyncio sets TCP_NODELAY only on sockets that were created with IPPROTO_TCP.
     family = socket.AF_INET6 if is_v6 else socket.AF_INET
-    listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = CountingListener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":  # on Windows, this option would let two listeners share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,7 +64,7 @@ def listen(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Listener | 
     return listener
 
 
-def close(server: asyncio.Server, listener: Listener | None, turns: int = TURNS) -> None:
+def close(server: asyncio.Server, listener: CountingListener | None, turns: int = TURNS) -> None:
     """Close a server as soon as every accepted connection has its transport, or after `turns` turns of the loop."""
     if listener is not None:
         listener.has_stopped = True

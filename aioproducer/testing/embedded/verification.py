@@ -34,7 +34,7 @@ RETRY_LIMIT = 0.1
 """Seconds for which the leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
 
 COORDINATOR_TIMEOUT = 30.0
-"""Seconds after which a leader gives up on a coordinator that does not answer."""
+"""Seconds after which a leader stops waiting for the answer of a coordinator."""
 
 _PASSED_ON = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS})
 _UNREACHABLE = frozenset(

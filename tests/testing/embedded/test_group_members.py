@@ -14,7 +14,7 @@ from aioproducer.testing.embedded.group_members import (
     GroupState,
     Joined,
     Joining,
-    MemberIdRequired,
+    RejoinRequired,
 )
 from aioproducer.testing.embedded.transaction_metadata import TransactionRefused
 from tests.conftest import in_virtual_time
@@ -137,7 +137,7 @@ async def test_members_that_do_not_ask_for_their_partitions_are_removed():
 async def test_a_rebalance_waits_for_members_that_have_only_an_id_until_their_session_ends():
     on = group()
     (leader,) = await stable(on, "a")
-    with pytest.raises(MemberIdRequired) as required:
+    with pytest.raises(RejoinRequired) as required:
         on.join(joining(gets_id_first=True))
     assert required.value.code is ErrorCode.MEMBER_ID_REQUIRED
     waiting = on.join(joining(leader))
