@@ -73,11 +73,7 @@ class _CoordinatorRefusedError(KafkaError):
 
 
 class _TryAgainError(Exception):
-    """An attempt failed, and the request may be sent again."""
-
-    def __init__(self, cause: KafkaError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+    """An attempt failed, and the request may be sent again. The argument is the cause, a KafkaError."""
 
 
 class CoordinatorRequests:
@@ -147,7 +143,7 @@ class CoordinatorRequests:
                 try:
                     return await self._attempt(request, code_of, key, conditions, deadline)
                 except _TryAgainError as again:
-                    last = again.cause
+                    (last,) = again.args
                 self._log.debug("%s: sending %s again: %s", self._transaction.transactional_id, request, last)
                 await asyncio.sleep(self._pause(failures, deadline - loop.time()))
                 failures += 1

@@ -21,6 +21,7 @@ from aioproducer.errors import (
     TransactionTimeoutError,
 )
 from aioproducer.metrics import Metrics
+from aioproducer.network.backoff import FAST_RETRY
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
@@ -60,16 +61,20 @@ class Brokers:
         self.searches: list[tuple[str, int | None]] = []
         self.asked: list[tuple[int, int | None]] = []
         """The node of each request, and its highest allowed version."""
+        self.timeouts: list[float] = []
+        """The time limit of each request."""
         self.at_once = self.most_at_once = 0
 
     async def request_any(self, request, timeout, *, version_ceiling=None):
         self.searches.append((request.key, version_ceiling))
+        self.timeouts.append(timeout)
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
 
     async def request_node(self, node_id, request, timeout, *, version_ceiling=None, about_to_write=None):
         self.asked.append((node_id, version_ceiling))
+        self.timeouts.append(timeout)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0.001)
@@ -249,6 +254,48 @@ def test_a_commit_sent_by_an_earlier_call_stays_in_doubt_even_if_it_cannot_be_se
         )
 
         assert type(caught) is error
+
+
+@pytest.mark.parametrize(("seconds", "took"), [(None, 5), (1, 1), (7, 7)])
+def test_a_request_is_sent_until_max_block_ms_or_an_earlier_deadline(seconds, took):
+    requests, _ = requests_of(Brokers(UNSENT))
+
+    async def main():
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        await requests.ask(JOIN, code_of, deadline=deadline)
+
+    error, seconds_taken = played(main)
+    assert isinstance(error, TransactionTimeoutError)
+    assert seconds_taken == pytest.approx(took, abs=0.002)
+
+
+def test_an_attempt_just_before_the_deadline_still_has_a_second_for_its_answer():
+    """Otherwise, a commit sent just before the deadline would needlessly have an unknown outcome."""
+    brokers = Brokers()
+    requests, _ = requests_of(brokers)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        for seconds in (0.1, 3, 100):
+            await requests.ask(JOIN, code_of, group=f"{seconds}", deadline=loop.time() + seconds)
+
+    played(main)
+    # the search for the coordinator and then the request, which takes what the search has left
+    request_timeout = make_config().request_timeout
+    assert brokers.timeouts == pytest.approx([1, 1, 3, 3, request_timeout, request_timeout], abs=0.002)
+
+
+def test_the_first_pause_is_short_and_the_next_ones_grow():
+    def seconds_with(failures: int) -> float:
+        requests, _ = requests_of(Brokers(*[UNSENT] * failures, 0))
+        return played(lambda: requests.ask(JOIN, code_of))[1]
+
+    took = [seconds_with(failures) for failures in (1, 2, 6)]
+    first, _ = FAST_RETRY
+
+    assert first / 2 <= took[0] - 0.002 <= first
+    assert took[1] - took[0] > first / 2
+    assert took[2] > 8 * first
 
 
 def test_a_request_that_was_answered_only_at_the_second_attempt_leaves_a_late_copy_behind():
