@@ -709,6 +709,20 @@ def test_a_buffer_whose_items_are_not_bytes_is_rejected_with_its_type_and_format
     assert accumulator.tail is None
 
 
+def test_an_array_of_numpy_is_sent_only_if_its_items_are_bytes():
+    numpy = pytest.importorskip("numpy")  # not every interpreter of `make matrix` has it
+    accumulator = OpensBatches(NoLoop())
+    topic = accumulator.topics["orders"]
+    path = bound(accumulator)
+
+    for array_of_others in (numpy.arange(3), numpy.ones(2), numpy.frombuffer(b"abcdef", "u1")[::2]):
+        with pytest.raises(InvalidRecordError, match="the value is a ndarray"):
+            path._append(topic, array_of_others, None, 0, None, None, False)
+    assert accumulator.tail is None
+    path._append(topic, numpy.frombuffer(b"abcd", "u1"), None, 0, None, None, False)
+    assert sealed(accumulator.tail).count(b"abcd") == 1
+
+
 @pytest.mark.parametrize("case", ITEMS_ARE_BYTES)
 def test_a_buffer_of_bytes_is_sent_unchanged_whatever_its_type(case):
     accumulator = OpensBatches(NoLoop())

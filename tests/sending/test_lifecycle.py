@@ -20,6 +20,7 @@ from aioproducer.errors import (
 )
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.sending.lifecycle import MOST_TOPICS_NAMED
 from aioproducer.testing import EmbeddedCluster
 from tests.conftest import MS, in_virtual_time
 from tests.support.producing import (
@@ -601,7 +602,8 @@ async def test_the_log_of_an_unclosed_producer_counts_a_record_that_a_deleted_to
 
 
 @pytest.mark.promise(
-    "Public API", "the end of `async with` waits up to `close_timeout_ms`, and says what it gives up"
+    "Public API",
+    "the end of `async with` waits up to `close_timeout_ms`, and reports the records that it abandons",
 )
 async def test_the_end_of_async_with_waits_for_close_timeout_ms_and_logs_what_it_gives_up(caplog):
     async with EmbeddedCluster(1, topics={"t": 1, "u": 1}) as cluster:
@@ -617,9 +619,12 @@ async def test_the_end_of_async_with_waits_for_close_timeout_ms_and_logs_what_it
         assert 0.1 <= waited < 3000 * MS
         assert (await producer.close()).unknown == 3
         assert {type(delivery.exception()) for delivery in sent} == {DeliveryError}
-        [line] = [
-            record.getMessage() for record in caplog.records if "stopped waiting" in record.getMessage()
+        [(level, line)] = [
+            (record.levelname, record.getMessage())
+            for record in caplog.records
+            if "stopped waiting" in record.getMessage()
         ]
+        assert level == "ERROR"
         assert "before 3 records were acknowledged" in line
         assert "2 for topic t, 1 for topic u." in line
         assert "close_timeout_ms (100)" in line
@@ -637,7 +642,9 @@ async def test_the_end_of_async_with_names_at_most_ten_topics(caplog, count, oth
             for topic in topics:
                 await producer.send(topic, b"v")
 
-    assert f"the others for {others}" in caplog.text
+    [line] = [message for message in caplog.messages if "stopped waiting" in message]
+    assert line.count(" for topic ") == MOST_TOPICS_NAMED == 10
+    assert f"the others for {others}" in line
 
 
 async def test_close_returns_what_it_gives_up_and_does_not_log_it(caplog):
@@ -661,7 +668,28 @@ async def test_the_end_of_async_with_logs_nothing_if_it_gives_up_no_record(caplo
     assert "stopped waiting" not in caplog.text
 
 
-def test_the_end_of_async_with_waits_25_seconds_unless_records_may_not_live_as_long():
-    assert Producer().config.close_timeout == 25
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 25),
+        ({"close_timeout_ms": 60_000}, 60),
+        ({"request_timeout_ms": 5000, "delivery_timeout_ms": 10_000}, 10),
+    ],
+)
+@in_virtual_time
+async def test_the_end_of_async_with_waits_25_seconds_unless_records_may_not_live_as_long(settings, seconds):
+    settings = {"request_timeout_ms": 90_000, "delivery_timeout_ms": 120_000, **settings}
+    async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
+        async with Producer(cluster.bootstrap_servers, **settings) as producer:
+            await producer.partitions_for("t")
+            cluster.freeze_broker(0)
+            await producer.send("t", b"v")
+            began = asyncio.get_running_loop().time()
+        took = asyncio.get_running_loop().time() - began
+
+    assert took == pytest.approx(seconds, abs=0.1)
+
+
+def test_close_timeout_must_not_be_negative():
     with pytest.raises(ConfigError, match="close_timeout_ms"):
         Producer(close_timeout_ms=-1)
