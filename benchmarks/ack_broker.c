@@ -423,7 +423,7 @@ static void write_asked_topic(struct reader *r, int version, bool flexible, bool
 
 static enum outcome answer_metadata(struct reader *r, int version, bool flexible, struct buffer *out) {
     int64_t count = read_count(r, flexible);
-    struct reader asked = *r; /* read twice: whether topics may be created stands behind them */
+    struct reader asked = *r; /* read twice: the flag for creating topics follows the names */
     for (int64_t i = 0; i < count && !r->bad; i++) {
         if (version >= 10) take(r, 16);
         read_string(r, flexible);

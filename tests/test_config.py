@@ -489,7 +489,9 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[P
     return effective, [record.getMessage() for record in caplog.records]
 
 
-@pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
+@pytest.mark.promise(
+    "Settings from anywhere", "an explicit setting overrides a default that contradicts it, with one warning"
+)
 @pytest.mark.parametrize("acks", [0, 1])
 def test_weaker_acks_turn_idempotence_off_by_default_with_one_warning(acks, caplog):
     effective, [warning] = warnings_of(caplog, acks=acks)
@@ -592,7 +594,9 @@ def test_an_explicit_delivery_timeout_lowers_the_default_request_timeout_with_on
     assert effective.origin("request_timeout_ms").startswith("derived because delivery_timeout_ms=")
 
 
-@pytest.mark.promise("Settings from anywhere", "a default yields with one warning")
+@pytest.mark.promise(
+    "Settings from anywhere", "an explicit setting overrides a default that contradicts it, with one warning"
+)
 def test_several_defaults_that_yield_have_one_warning_together(caplog):
     _, [warning] = warnings_of(caplog, acks=1, request_timeout_ms=200_000)
 

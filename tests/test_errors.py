@@ -286,8 +286,8 @@ def raised_from(error, cause=None):
 
 @pytest.mark.promise(
     "Public API",
-    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
-    "not when the garbage collector runs",
+    "an error does not keep frames alive: if it is never retrieved, it is reported when it is dropped, not "
+    "when the garbage collector runs",
 )
 def test_a_kept_error_holds_no_frames_and_keeps_its_causes():
     first = raised_from(ValueError("first"))

@@ -1,11 +1,11 @@
 """Builds Linux wheels for each CPython of this machine, and tests each one in an empty environment.
 
-Zig, from PyPI, is the compiler: it builds for an old glibc, for musl and for another processor whatever this machine
-has. Nothing here is needed to install aioproducer from source, which takes Python and a C compiler only.
+The compiler is Zig from PyPI. On any machine, it builds for an old glibc, for musl and for another processor. To
+install aioproducer from source, you need only Python and a C compiler, not this program.
 
     manylinux   glibc 2.17 and the processor of this machine, tested here
     musllinux   musl 1.2, with the headers of this machine's Python; not tested
-    aarch64     glibc 2.17, with headers and a Python out of Debian's packages; tested under qemu-user, if installed
+    aarch64     glibc 2.17, with headers and a Python from Debian's packages; tested under qemu-user, if installed
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def section_of(record: dict[str, Any], section: str) -> list[str]:
 
 
 def printed(folder: Path) -> str:
-    """Return what stands between the two marks of the page."""
+    """Return the text between the two marks of the page."""
     parts = [
         "Each cell shows the **median** [least–most] of interleaved runs. The topics have 12 partitions; all clients "
         "use acks=all, idempotence, a linger of 5 ms and batches of 256 KiB where a row does not say otherwise. CPU is "

@@ -1,5 +1,5 @@
-/* What exactly-once needs beside ../ack_broker.c, into which target.py puts it: transactions v1, acknowledged and
- * forgotten. No group has ever committed an offset, so every write is planned as the first one. */
+/* The requests that exactly-once adds to ../ack_broker.c; target.py inserts this file there: transactions v1,
+ * acknowledged and forgotten. No group has ever committed an offset, so every write is planned as the first one. */
 
 static enum outcome answer_done(struct reader *r, bool flexible, struct buffer *out) {
     skip_tags(r, flexible);

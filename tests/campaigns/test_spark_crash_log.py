@@ -46,7 +46,8 @@ def test_the_table_counts_the_faults_and_the_rows(tmp_path):
 
     assert '(`make chaos-spark ARGS="--kafka apache --executors --topics 3"`;' in text
     assert (
-        "3 faults struck them, and 4 processes were killed. Of 320 rows, none was lost or duplicated." in text
+        "The runs included 3 faults, and 4 processes were killed. Of 320 rows, none was lost or duplicated."
+        in text
     )
     assert "| the driver was killed before it planned a batch | 2 |" in text
     assert "| an executor was killed while its task was writing rows | 1 |" in text

@@ -80,7 +80,8 @@ async def test_leadership_moves_when_one_of_three_brokers_is_killed(cluster):
 
 
 @pytest.mark.promise(
-    "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
+    "As a whole",
+    "three real brokers: while a leader is frozen, no acknowledged record is lost, duplicated or reordered",
 )
 @on_both
 async def test_frozen_leader_costs_no_record(cluster, report):
@@ -100,7 +101,8 @@ async def test_frozen_leader_costs_no_record(cluster, report):
 
 
 @pytest.mark.promise(
-    "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
+    "As a whole",
+    "three real brokers: while a leader is frozen, no acknowledged record is lost, duplicated or reordered",
 )
 async def test_frozen_leader_costs_only_records_that_are_reported(cluster, report):
     topic = "unsure"
@@ -119,7 +121,8 @@ async def test_frozen_leader_costs_only_records_that_are_reported(cluster, repor
 
 
 @pytest.mark.promise(
-    "As a whole", "three real brokers: a frozen leader costs no record, duplicates none and keeps the order"
+    "As a whole",
+    "three real brokers: while a leader is frozen, no acknowledged record is lost, duplicated or reordered",
 )
 @pytest.mark.parametrize(
     ("topic", "delivery_timeout_ms"), [("nodded-off", 60_000), ("nodded-off-unsure", 1000)]
@@ -150,7 +153,8 @@ async def test_frozen_leader_that_is_not_replaced_reads_old_requests_when_it_res
 
 @pytest.mark.promise(
     "Test clusters",
-    "three real brokers: a restart of all three costs no record, duplicates none and keeps the order",
+    "three real brokers: restarting all three loses no acknowledged record, duplicates none and keeps the "
+    "order",
 )
 @pytest.mark.parametrize(("topic", "kill"), [("restarted", False), ("cut-off", True)])
 async def test_restart_of_the_whole_cluster_costs_no_record(cluster, report, topic, kill):
@@ -180,7 +184,8 @@ async def test_broker_without_a_quorum_of_controllers_is_killed_by_restart(clust
 
 
 @pytest.mark.promise(
-    "As a whole", "three real brokers: a killed leader costs no record, duplicates none and keeps the order"
+    "As a whole",
+    "three real brokers: killing a leader loses no acknowledged record, duplicates none and keeps the order",
 )
 @on_both
 async def test_killed_leader_costs_no_record(cluster, report):

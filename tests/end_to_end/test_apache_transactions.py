@@ -140,7 +140,8 @@ async def test_producers_with_the_same_transactional_id_fence_each_other(kafka, 
 
 @pytest.mark.promise(
     "Transactions",
-    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+    "producers with the same transactional id fence each other, including those of other clients (KIP-360, "
+    "KIP-588)",
 )
 async def test_fencing_between_aioproducer_and_librdkafka(kafka, name):
     def theirs(values, *, opened=False):

@@ -183,7 +183,7 @@ SMALL = {"max_request_size": 1500, "max_block_ms": 500 * MS * 1000, **SLOW}
 
 @pytest.mark.promise(
     "Coming from other clients",
-    "a caller's mistake raises a narrow error with its facts, and costs no other caller a record",
+    "a caller's mistake raises a specific error with its details, and no other caller loses a record",
 )
 @pytest.mark.parametrize("case", BAD_RECORDS.values(), ids=BAD_RECORDS)
 @in_virtual_time
@@ -232,7 +232,7 @@ async def test_every_way_to_send_rejects_the_same_arguments(case):
 
 @pytest.mark.promise(
     "Coming from other clients",
-    "a caller's mistake raises a narrow error with its facts, and costs no other caller a record",
+    "a caller's mistake raises a specific error with its details, and no other caller loses a record",
 )
 @in_virtual_time
 async def test_among_many_tasks_only_those_with_a_mistake_fail():

@@ -79,7 +79,7 @@ async def test_a_failed_delivery_in_a_local_variable_does_not_keep_the_function_
             await delivery
         except DeliveryError:
             return
-        raise AssertionError("the record should have been refused")
+        raise AssertionError("the record should have been rejected")
 
     async with producing(**ONE_BATCH_PER_RECORD) as (cluster, producer):
         cluster.faults.add(PRODUCE, error=ErrorCode.INVALID_RECORD, count=1000)

@@ -238,7 +238,9 @@ class NoText:
         raise ValueError("no text")
 
 
-@pytest.mark.promise("Observability", "OpenTelemetry: tracing that fails stops no record")
+@pytest.mark.promise(
+    "Observability", "OpenTelemetry: tracing that fails does not prevent records from being sent"
+)
 @pytest.mark.parametrize("instrumented", [{"sampler": Raising()}, {"sampler": Cancelling()}], indirect=True)
 async def test_a_sampler_that_raises_stops_no_record_and_is_logged_once(instrumented, caplog):
     async with RecordingProducer() as producer:

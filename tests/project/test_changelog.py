@@ -1,4 +1,6 @@
-"""Each fragment of the changelog has a known type, a name that towncrier finds, and a text."""
+"""Each fragment of the changelog has a known type, a name that towncrier finds, and a text.
+
+Before the first release, no fragment describes a fix or a change."""
 
 from __future__ import annotations
 
@@ -38,6 +40,32 @@ def test_each_fragment_has_a_known_type_and_a_sentence():
     ]
 
     assert problems == []
+
+
+def is_released(changelog: str) -> bool:
+    """Return True if the heading of a version has a date, as towncrier and docs/releasing.md write it."""
+    return re.search(r"^## \S+ \(\d{4}-\d\d-\d\d\)$", changelog, re.MULTILINE) is not None
+
+
+def of_earlier_versions(fragments: Path) -> list[str]:
+    """Return the names of the fragments that compare a version with an earlier one."""
+    return sorted(file.name for file in fragments.iterdir() if re.search(r"\.(changed|fixed)\.", file.name))
+
+
+def test_before_the_first_release_no_fragment_describes_a_fix_or_a_change():
+    """No user has seen the behaviour that such a fragment compares with."""
+    changelog = (ROOT / TOWNCRIER["filename"]).read_text(encoding="utf-8")
+
+    assert is_released(changelog) or of_earlier_versions(FRAGMENTS) == []
+
+
+def test_a_dated_heading_is_a_release_and_fixes_and_changes_are_found(tmp_path):
+    for name in ("12.fixed.md", "+word.changed.1.md", "12.added.md", "+fixed.added.md", "README.md"):
+        (tmp_path / name).write_text("It works now.\n")
+
+    assert of_earlier_versions(tmp_path) == ["+word.changed.1.md", "12.fixed.md"]
+    assert is_released("# Changelog\n\n## 0.1.0 (2027-01-31)\n")
+    assert not is_released("# Changelog\n\n## 0.1.0 (unreleased)\n")
 
 
 @pytest.mark.parametrize(

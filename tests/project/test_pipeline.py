@@ -502,7 +502,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[list[ReadRecord]], list[ReadRecord]], dic
         {"partition": 1},
     ),
     "a timestamp": (lambda records: replaced(records, timestamp_ms=5), {"timestamp": 1}),
-    "a row that is none": (
+    "a value that is not a row": (
         lambda records: [*records, records[3]._replace(value=b'{"row":77}')],
         {"unexpected": 1},
     ),

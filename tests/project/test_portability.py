@@ -54,7 +54,7 @@ def run_like_windows(script: str) -> str:
 
 
 @pytest.mark.promise(
-    "Packaging", "no module needs what only POSIX has: fork handlers, `fcntl`, signals of a loop"
+    "Packaging", "no module requires POSIX: fork handlers, `fcntl` and signal handlers of a loop are optional"
 )
 def test_every_module_can_be_imported_without_what_windows_lacks():
     printed = run_like_windows(
@@ -72,7 +72,7 @@ print(len(names) - len(skipped))
 
 
 @pytest.mark.promise(
-    "Packaging", "no module needs what only POSIX has: fork handlers, `fcntl`, signals of a loop"
+    "Packaging", "no module requires POSIX: fork handlers, `fcntl` and signal handlers of a loop are optional"
 )
 def test_records_are_delivered_without_what_windows_lacks():
     printed = run_like_windows(

@@ -76,7 +76,7 @@ def test_the_last_numbers_are_the_largest_that_the_wire_format_allows():
 
 @pytest.mark.promise(
     "Accumulator, sender, connections",
-    "the producer id is requested until one comes, and batches are numbered one after the other",
+    "the producer id is requested until a broker returns one, and batches are numbered consecutively",
 )
 def test_batches_of_a_partition_are_numbered_consecutively():
     idempotence, sequence = begun()
@@ -477,7 +477,7 @@ def test_the_producer_id_of_a_transactional_id_is_never_discarded_here():
 
 @pytest.mark.promise(
     "Accumulator, sender, connections",
-    "the producer id is requested until one comes, and batches are numbered one after the other",
+    "the producer id is requested until a broker returns one, and batches are numbered consecutively",
 )
 @given(
     st.lists(st.sampled_from(["take", "give up", "acknowledge", "bump", "begin"]), max_size=60),

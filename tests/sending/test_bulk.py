@@ -264,7 +264,11 @@ async def test_keys_have_the_same_partitions_as_with_send(as_arrow):
         assert [(await receipt.delivery(row)).partition for row in range(200)] == single
 
 
-@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` share batches and the buffer with records of `send`, keep their order, and let "
+    "other tasks run",
+)
 async def test_records_of_send_and_send_many_share_batches_and_keep_their_order():
     async with producing(linger_ms=20, topics={"t": 1}) as (cluster, producer):
         await producer.partitions_for("t")
@@ -314,7 +318,8 @@ async def test_the_receipt_has_the_position_of_each_row():
 
 @pytest.mark.promise(
     "Public API",
-    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+    "a row of `send_many` that can't be sent does not prevent the others from being sent; the receipt "
+    "reports each error",
 )
 @pytest.mark.parametrize("serializer", [None, bytes])
 async def test_the_delivery_of_a_row_has_the_timestamp_of_its_record(serializer):
@@ -364,7 +369,8 @@ def all_records(cluster, topic, partitions):
 
 @pytest.mark.promise(
     "Public API",
-    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+    "a row of `send_many` that can't be sent does not prevent the others from being sent; the receipt "
+    "reports each error",
 )
 @in_virtual_time
 async def test_rows_that_cannot_be_sent_do_not_prevent_others_from_being_sent():
@@ -549,7 +555,11 @@ async def test_rows_without_room_in_time_are_reported_and_the_first_ones_are_sen
         assert len(values(cluster)) == 4
 
 
-@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` share batches and the buffer with records of `send`, keep their order, and let "
+    "other tasks run",
+)
 async def test_callers_that_wait_for_room_take_turns():
     """A large call does not make others wait for its end, and a newcomer does not overtake the waiting row."""
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
@@ -603,7 +613,11 @@ async def test_cancelling_a_wait_for_the_receipt_changes_nothing():
         assert receipt.offsets == {0: [range(2)]}
 
 
-@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` share batches and the buffer with records of `send`, keep their order, and let "
+    "other tasks run",
+)
 async def test_other_tasks_run_between_the_slices_of_a_large_call():
     turns = 0
 
@@ -666,7 +680,11 @@ async def test_a_slice_of_rejected_rows_is_also_limited(refused):
     assert 50 < rows.next < 500
 
 
-@pytest.mark.promise("Public API", "rows of `send_many` share batches, order, room and turns with `send`")
+@pytest.mark.promise(
+    "Public API",
+    "rows of `send_many` share batches and the buffer with records of `send`, keep their order, and let "
+    "other tasks run",
+)
 @pytest.mark.parametrize("serializer", [None, lambda value: value])
 async def test_other_tasks_run_between_rejected_rows(serializer):
     turns = 0
@@ -724,7 +742,8 @@ async def test_rows_that_are_not_acknowledged_have_an_outcome():
 
 @pytest.mark.promise(
     "Public API",
-    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+    "a row of `send_many` that can't be sent does not prevent the others from being sent; the receipt "
+    "reports each error",
 )
 async def test_rows_of_batches_that_are_split_keep_their_numbers():
     async with producing(topics={"t": 2}, linger_ms=20) as (cluster, producer):
@@ -770,7 +789,8 @@ async def test_a_record_that_the_broker_rejects_fails_alone():
 
 @pytest.mark.promise(
     "Public API",
-    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+    "a row of `send_many` that can't be sent does not prevent the others from being sent; the receipt "
+    "reports each error",
 )
 async def test_an_unretrieved_failed_row_is_logged_and_reported(caplog):
     async with producing() as (cluster, producer):
@@ -866,8 +886,8 @@ async def even_later(value):
 
 @pytest.mark.promise(
     "Public API",
-    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
-    "not when the garbage collector runs",
+    "an error does not keep frames alive: if it is never retrieved, it is reported when it is dropped, not "
+    "when the garbage collector runs",
 )
 @pytest.mark.parametrize("serializer", [even, even_later])
 async def test_rows_that_a_serializer_rejected_are_reported_without_the_garbage_collector(serializer):
@@ -885,8 +905,8 @@ async def test_rows_that_a_serializer_rejected_are_reported_without_the_garbage_
 
 @pytest.mark.promise(
     "Public API",
-    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
-    "not when the garbage collector runs",
+    "an error does not keep frames alive: if it is never retrieved, it is reported when it is dropped, not "
+    "when the garbage collector runs",
 )
 @in_virtual_time
 async def test_rows_without_room_are_reported_without_the_garbage_collector():
@@ -907,8 +927,8 @@ async def test_rows_without_room_are_reported_without_the_garbage_collector():
 
 @pytest.mark.promise(
     "Public API",
-    "a kept error keeps no frames alive: an error that is never retrieved is reported when it is dropped, "
-    "not when the garbage collector runs",
+    "an error does not keep frames alive: if it is never retrieved, it is reported when it is dropped, not "
+    "when the garbage collector runs",
 )
 async def test_an_exception_that_the_caller_handles_keeps_its_traceback():
     async with producing(value_serializer=even) as (_, producer):
@@ -982,7 +1002,8 @@ async def test_a_row_that_a_serializer_rejects_does_not_prevent_others_from_bein
 
 @pytest.mark.promise(
     "Public API",
-    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+    "a row of `send_many` that can't be sent does not prevent the others from being sent; the receipt "
+    "reports each error",
 )
 async def test_a_row_that_the_partitioner_rejects_does_not_prevent_others_from_being_sent():
     def by_first_byte(key, every, available):
@@ -998,7 +1019,8 @@ async def test_a_row_that_the_partitioner_rejects_does_not_prevent_others_from_b
 
 @pytest.mark.promise(
     "Public API",
-    "a row of `send_many` that can't be sent keeps no other one from being sent; the receipt reports each",
+    "a row of `send_many` that can't be sent does not prevent the others from being sent; the receipt "
+    "reports each error",
 )
 @in_virtual_time
 async def test_rows_for_missing_partitions_wait_only_once_on_either_path():
@@ -1058,7 +1080,8 @@ async def test_a_recording_producer_also_has_send_many():
 
 @pytest.mark.promise(
     "Public API",
-    "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
+    "rows of `send_many` belong to the transaction in which it was called or to none, even if they wait "
+    "while it ends",
 )
 @pytest.mark.parametrize("version", [1, 2])
 async def test_rows_belong_to_the_transaction(version):
@@ -1081,7 +1104,8 @@ async def test_rows_belong_to_the_transaction(version):
 
 @pytest.mark.promise(
     "Public API",
-    "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
+    "rows of `send_many` belong to the transaction in which it was called or to none, even if they wait "
+    "while it ends",
 )
 async def test_rows_that_wait_while_their_transaction_ends_are_not_part_of_the_next_one():
     async with producing(transactional_id="tx", **FOUR_RECORDS_FILL_IT) as (cluster, producer):
@@ -1102,7 +1126,8 @@ async def test_rows_that_wait_while_their_transaction_ends_are_not_part_of_the_n
 
 @pytest.mark.promise(
     "Public API",
-    "rows of `send_many` belong to the transaction in which it was called or to none, whatever they wait for",
+    "rows of `send_many` belong to the transaction in which it was called or to none, even if they wait "
+    "while it ends",
 )
 async def test_rows_that_wait_for_metadata_while_their_transaction_ends_are_not_part_of_the_next_one():
     topics = {"t": 1, "others": 1}

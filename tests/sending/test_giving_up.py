@@ -1,4 +1,4 @@
-"""Giving up: the events that end batches without an answer, and the texts of the errors."""
+"""The events that end batches without an answer, and the texts of the errors."""
 
 from __future__ import annotations
 

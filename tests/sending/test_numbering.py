@@ -365,7 +365,10 @@ async def test_in_gapless_order_a_new_epoch_ends_each_batch_in_doubt_once():
     assert list(stage.queue.batches) == [first]
 
 
-@pytest.mark.promise("Accumulator, sender, connections", "a re-created topic swallows nothing")
+@pytest.mark.promise(
+    "Accumulator, sender, connections",
+    "records for a re-created topic are sent to its new log or reported, never lost silently",
+)
 async def test_a_re_created_topic_gets_a_new_epoch_and_the_batches_that_cannot_be_in_its_log():
     stage = Stage()
     stage.acknowledge(stage.put_in_flight(stage.send()))

@@ -301,7 +301,7 @@ async def test_a_log_that_lost_acknowledged_records_accepts_the_next_ones():
 
 
 async def test_a_batch_that_may_be_in_the_log_is_never_renumbered():
-    """It was appended, its answer was lost, and the broker forgot it: a new number would create a duplicate."""
+    """The batch was appended, its answer was lost, and the broker forgot it: a new number would create a duplicate."""
     async with producing(retry_backoff_ms=20, retry_backoff_max_ms=20) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(PRODUCE, drop_after_append=True)
@@ -514,7 +514,7 @@ async def test_named_records_of_a_batch_in_doubt_are_not_sent_again(rewrite):
 
 @in_virtual_time
 async def test_named_records_that_may_be_in_a_deleted_topic_are_counted_as_unknown(rewrite):
-    """They are certainly not in the log of the new topic, but consumers may have read them in the old one."""
+    """The records are certainly not in the log of the new topic, but consumers may have read them in the old one."""
     async with producing(cluster={"versions": "4.1"}, linger_ms=20) as (cluster, producer):
         deliveries = await send_to_a_re_created_topic(cluster, producer, 3)
 

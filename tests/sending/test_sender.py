@@ -340,8 +340,8 @@ async def test_everything_is_sent_while_a_caller_waits_for_memory():
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
-    "partition stops no other; a first batch that is too large goes alone",
+    "a request has one batch per partition and begins where the last one stopped; a blocked partition does "
+    "not delay the others; a first batch that is too large is sent alone",
 )
 async def test_a_request_has_one_batch_of_each_partition_and_partitions_take_turns():
     async with producing(topics={"t": 3}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
@@ -460,8 +460,8 @@ async def test_drain_takes_one_batch_of_a_partition_and_says_that_another_is_due
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
-    "partition stops no other; a first batch that is too large goes alone",
+    "a request has one batch per partition and begins where the last one stopped; a blocked partition does "
+    "not delay the others; a first batch that is too large is sent alone",
 )
 async def test_batches_that_do_not_fit_into_a_request_are_first_in_the_next():
     settings = {"max_request_size": 3000, "batch_size": 2000}
@@ -477,8 +477,8 @@ async def test_batches_that_do_not_fit_into_a_request_are_first_in_the_next():
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
-    "partition stops no other; a first batch that is too large goes alone",
+    "a request has one batch per partition and begins where the last one stopped; a blocked partition does "
+    "not delay the others; a first batch that is too large is sent alone",
 )
 async def test_a_first_batch_above_max_request_size_is_sent_alone():
     settings = {"max_request_size": 1100, "batch_size": 4000, "linger_ms": 20}
@@ -497,8 +497,8 @@ async def test_a_first_batch_above_max_request_size_is_sent_alone():
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "one batch per partition in a request; the next request goes on where the last stopped; a blocked "
-    "partition stops no other; a first batch that is too large goes alone",
+    "a request has one batch per partition and begins where the last one stopped; a blocked partition does "
+    "not delay the others; a first batch that is too large is sent alone",
 )
 async def test_a_blocked_partition_does_not_stop_its_neighbours():
     settings = {"retry_backoff_ms": 200_000 * MS, "retry_backoff_max_ms": 200_000 * MS}
@@ -527,7 +527,7 @@ async def test_a_record_larger_than_a_batch_gets_its_own_batch():
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "deliveries complete in the order of their appends; a failing callback stops no other",
+    "deliveries complete in the order of their appends; a failing callback does not prevent the others",
 )
 async def test_deliveries_of_a_batch_complete_in_order_and_a_failing_callback_stops_no_other():
     loop = asyncio.get_running_loop()
@@ -614,7 +614,7 @@ async def test_compressed_batches_survive_faults_in_order(codec, size):
 
 @pytest.mark.promise(
     "Accumulator, sender, connections",
-    "the producer id is requested until one comes, and batches are numbered one after the other",
+    "the producer id is requested until a broker returns one, and batches are numbered consecutively",
 )
 async def test_the_producer_id_is_requested_until_one_is_obtained():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:

@@ -131,7 +131,9 @@ async def test_an_error_of_one_partition_does_not_affect_its_neighbours():
         assert produce_count(cluster) == 1, "all of them are sent in one request"
 
 
-@pytest.mark.promise("Accumulator, sender, connections", "idle connections close, and come back when needed")
+@pytest.mark.promise(
+    "Accumulator, sender, connections", "idle connections close and are reopened when needed"
+)
 async def test_a_broker_that_closes_idle_connections_loses_no_record():
     async with producing() as (cluster, producer):
         await producer.send_and_wait("t", b"0")

@@ -115,7 +115,7 @@ async def test_a_limit_that_is_lowered_while_sending_loses_nothing():
     "a batch that is too large is sent in halves; nothing is lost, duplicated or reordered (KIP-126)",
 )
 async def test_a_batch_in_doubt_is_not_split():
-    """Its parts could create duplicates: the broker checks the size before it checks for duplicates."""
+    """The halves could create duplicates: the broker checks the size before it checks for duplicates."""
     async with producing(linger_ms=50) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.faults.add(PRODUCE, drop_after_append=True)

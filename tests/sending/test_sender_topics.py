@@ -308,8 +308,8 @@ async def test_records_for_a_partition_without_a_leader_wait_for_one_and_use_no_
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
-    "coalesced refresh",
+    "records without a leader, a refused or lost connection, and a close at acks=0 cause one coalesced "
+    "metadata refresh",
 )
 async def test_data_without_a_leader_requests_one_refresh_after_another_and_not_a_storm():
     async with producing(brokers=2, topics={}, retry_backoff_ms=20, retry_backoff_max_ms=20) as (
@@ -335,8 +335,8 @@ async def test_data_without_a_leader_requests_one_refresh_after_another_and_not_
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
-    "coalesced refresh",
+    "records without a leader, a refused or lost connection, and a close at acks=0 cause one coalesced "
+    "metadata refresh",
 )
 async def test_a_lost_connection_and_a_refused_connect_request_one_coalesced_refresh():
     async with producing(brokers=2, topics={"t": 2}) as (cluster, producer):
@@ -457,8 +457,8 @@ async def test_acks_0_keeps_order_and_is_not_limited_by_requests_in_flight():
 
 @pytest.mark.promise(
     "Rules of Kafka's producer",
-    "data without a leader, a refused connect, a lost connection and a close at acks=0 end in one "
-    "coalesced refresh",
+    "records without a leader, a refused or lost connection, and a close at acks=0 cause one coalesced "
+    "metadata refresh",
 )
 async def test_a_connection_closed_for_acks_0_requests_a_refresh():
     async with producing(brokers=2, acks=0) as (cluster, producer):

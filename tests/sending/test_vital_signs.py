@@ -410,7 +410,7 @@ async def test_describe_lists_a_hundred_topics_and_counts_the_others():
 # ------------------------------------------------------------------------------------------- start(wait=False)
 
 
-@pytest.mark.promise("Observability", "start(wait=False) comes up before its cluster")
+@pytest.mark.promise("Observability", "start(wait=False) returns before the cluster can be reached")
 @in_virtual_time
 async def test_a_producer_that_does_not_wait_starts_before_its_cluster(caplog):
     caplog.set_level(logging.INFO)

@@ -38,7 +38,7 @@ class LogRecord(NamedTuple):
     timestamp: int
     """In ms since 1970."""
     timestamp_type: int
-    """As in RecordMetadata: 0 is the producer's time (CreateTime), 1 the broker's (LogAppendTime)."""
+    """0: the producer's time (CreateTime); 1: the broker's (LogAppendTime)."""
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]

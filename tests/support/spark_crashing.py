@@ -20,7 +20,7 @@ NAME = "crashing"
 FOLDER, GROUP = "CRASH_FOLDER", "CRASH_GROUP"
 """Environment variables with the folder of these files and the process group of the driver."""
 VISITS, GIVEN_UP = "visits", "given-up"
-"""The files of an order: one with a byte for each visit, one that exists if a batch was given up."""
+"""The files of an order: one with a byte for each visit, one that exists if Spark has abandoned a batch."""
 NO_MARKER = "no_marker"
 """A planted bug: the marker is ignored."""
 
@@ -95,10 +95,10 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
         time.sleep(60)
-    if act == "zombie":  # it continues after the batch was given up
+    if act == "zombie":  # it continues after Spark has abandoned the batch
         deadline = time.monotonic() + 60
         while not _file(GIVEN_UP, order).exists():
-            assert time.monotonic() < deadline, "the batch was not given up"
+            assert time.monotonic() < deadline, "Spark did not abandon the batch within 60 s"
             time.sleep(0.01)
         return
     if act == "outlive":  # until the brokers abort the transaction

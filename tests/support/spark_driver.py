@@ -125,7 +125,7 @@ class Driver:
 
 def main(answers: int, master: str, jars: str) -> None:
     os.environ[GROUP] = str(os.getpgid(0))
-    # Tasks may continue for a long time after their batch was given up.
+    # Tasks may continue for a long time after Spark has abandoned their batch.
     settings = {"spark__python__task__killTimeout": "120s", **({"spark__jars": jars} if jars else {})}
     spark = session(master, **settings)
     spark.dataSource.register(CrashingSink)

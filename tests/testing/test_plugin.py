@@ -495,7 +495,7 @@ def test_real_broker_is_stopped_after_an_interrupted_session(project, temporary)
 # ------------------------------------------------------------------------------------------------- the plugin
 
 
-@pytest.mark.promise("Test clusters", "the plugin imports nothing but itself")
+@pytest.mark.promise("Test clusters", "importing the pytest plugin imports no other module")
 def test_plugin_imports_nothing_but_itself():
     script = """
 import sys

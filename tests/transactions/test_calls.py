@@ -174,7 +174,8 @@ async def test_transactional_calls_need_a_transactional_id():
 
 
 @pytest.mark.promise(
-    "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
+    "Transactions",
+    "the finalized feature selects transactions v1 or v2, and v1 limits the request versions (KIP-890)",
 )
 async def test_the_finalized_feature_and_not_the_advertised_versions_selects_the_protocol(version):
     async with transactional(version) as (cluster, producer):
@@ -200,7 +201,8 @@ async def test_the_finalized_feature_and_not_the_advertised_versions_selects_the
 
 
 @pytest.mark.promise(
-    "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
+    "Transactions",
+    "the finalized feature selects transactions v1 or v2, and v1 limits the request versions (KIP-890)",
 )
 async def test_a_transaction_begun_without_a_connection_uses_the_clusters_level(version):
     """Idle connections are closed, even by the brokers, while an application waits for its next transaction."""
@@ -217,7 +219,8 @@ async def test_a_transaction_begun_without_a_connection_uses_the_clusters_level(
 
 
 @pytest.mark.promise(
-    "Transactions", "the finalized feature decides on v2, and v1's request versions are pinned (KIP-890)"
+    "Transactions",
+    "the finalized feature selects transactions v1 or v2, and v1 limits the request versions (KIP-890)",
 )
 async def test_each_v2_transaction_has_its_own_epoch(version):
     async with transactional(version, topics={"t": 1}) as (cluster, producer):
@@ -433,7 +436,8 @@ async def test_a_coordinator_that_moves_or_is_busy_is_waited_for(api, code):
 
 @pytest.mark.promise(
     "Transactions",
-    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+    "producers with the same transactional id fence each other, including those of other clients (KIP-360, "
+    "KIP-588)",
 )
 async def test_a_second_producer_of_the_same_id_fences_the_first(version):
     async with transactional(version) as (cluster, first):
@@ -479,7 +483,8 @@ async def _send_in_a_group(producer):
 
 @pytest.mark.promise(
     "Transactions",
-    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+    "producers with the same transactional id fence each other, including those of other clients (KIP-360, "
+    "KIP-588)",
 )
 @pytest.mark.parametrize("rest", FENCED_BLOCKS.values(), ids=FENCED_BLOCKS)
 async def test_a_block_of_a_fenced_producer_raises_producer_fenced_error(version, rest, caplog):
@@ -516,7 +521,8 @@ async def test_a_block_of_a_fenced_producer_keeps_an_exception_of_the_applicatio
 
 @pytest.mark.promise(
     "Transactions",
-    "producers of one transactional id fence each other, other clients' too (KIP-360, KIP-588)",
+    "producers with the same transactional id fence each other, including those of other clients (KIP-360, "
+    "KIP-588)",
 )
 async def test_init_transactions_takes_the_id_back(version):
     async with transactional(version) as (cluster, first):
@@ -748,7 +754,7 @@ async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when
     "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
 )
 async def test_a_second_commit_after_a_success_is_rejected(version):
-    """As in Java's producer: no transaction is open, so the call is probably a mistake and not a repetition."""
+    """No transaction is open, so the call is probably a mistake and not a repetition. Java's producer does the same."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send("t", b"1", partition=0)

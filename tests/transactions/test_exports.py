@@ -151,7 +151,7 @@ async def test_an_exported_v2_transaction_without_records_can_only_be_aborted():
 
 
 async def test_an_exported_v1_transaction_without_records_is_committed():
-    """Its partitions joined when it was exported."""
+    """The transaction's partitions joined when it was exported."""
     async with transactional(1) as (_, owner):
         await owner.begin_transaction()
         await owner.export_transaction(PLACES[:1])

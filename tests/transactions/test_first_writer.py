@@ -62,7 +62,7 @@ async def test_a_second_writer_of_a_topic_with_log_append_time_is_rejected_befor
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_participants_with_the_same_partitions_write_to_different_ones(version):
-    """As with Spark's tasks, only the rows show the partitions of a participant."""
+    """Only the rows show the partitions of a participant, as with Spark's tasks."""
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         handle = await begun(cluster, owner)
         for partition in range(2):

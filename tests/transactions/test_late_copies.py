@@ -55,7 +55,10 @@ async def end(producer, how):
         await producer.abort_transaction()
 
 
-@pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
+@pytest.mark.promise(
+    "Transactions",
+    "with v1, an unanswered request is followed by a new epoch, so its late copy is rejected (KAFKA-17754)",
+)
 @pytest.mark.parametrize("how", ["commit", "abort"])
 async def test_late_offsets_of_one_transaction_are_not_committed_with_the_next(version, how):
     async with late(version, COMMIT_OFFSETS) as (cluster, producer, copy):
@@ -73,7 +76,10 @@ async def test_late_offsets_of_one_transaction_are_not_committed_with_the_next(v
         assert cluster.groups.offsets("g") == expected
 
 
-@pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
+@pytest.mark.promise(
+    "Transactions",
+    "with v1, an unanswered request is followed by a new epoch, so its late copy is rejected (KAFKA-17754)",
+)
 @pytest.mark.parametrize("how", ["commit", "abort"])
 @pytest.mark.parametrize(
     "api", [ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, PRODUCE, END_TXN], ids=lambda api: api.name
@@ -120,7 +126,9 @@ async def test_with_v1_an_undisturbed_transaction_keeps_its_epoch():
         assert len(cluster.requests_of(INIT)) == 1
 
 
-@pytest.mark.promise("Transactions", "a late copy of offsets replaces no later offsets of its transaction")
+@pytest.mark.promise(
+    "Transactions", "a late copy of an offset commit does not replace later offsets of the same transaction"
+)
 async def test_late_offsets_do_not_replace_later_ones_of_the_same_transaction(version):
     async with late(version, COMMIT_OFFSETS) as (cluster, producer, copy):
         await producer.begin_transaction()

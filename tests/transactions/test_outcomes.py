@@ -238,7 +238,10 @@ async def test_a_commit_whose_answer_has_no_epoch_succeeds(monkeypatch):
         assert committed(cluster) == [b"1", b"2"]
 
 
-@pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
+@pytest.mark.promise(
+    "Transactions",
+    "with v1, an unanswered request is followed by a new epoch, so its late copy is rejected (KAFKA-17754)",
+)
 async def test_with_v1_an_end_request_that_was_sent_twice_is_followed_by_a_new_epoch():
     """A late copy of the request would end the next transaction of the same epoch (KAFKA-17754)."""
     async with transactional(1) as (cluster, producer):
@@ -255,7 +258,10 @@ async def test_with_v1_an_end_request_that_was_sent_twice_is_followed_by_a_new_e
         assert committed(cluster) == [b"1", b"2"]
 
 
-@pytest.mark.promise("Transactions", "with v1 a late copy of any request meets another epoch (KAFKA-17754)")
+@pytest.mark.promise(
+    "Transactions",
+    "with v1, an unanswered request is followed by a new epoch, so its late copy is rejected (KAFKA-17754)",
+)
 @in_virtual_time
 async def test_with_v1_a_repeated_abort_call_is_also_followed_by_a_new_epoch():
     """A copy of the first call's request can arrive as late as a copy of the second call's."""

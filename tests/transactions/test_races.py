@@ -606,7 +606,7 @@ async def test_close_lets_a_block_that_is_committing_finish(version):
         assert committed(cluster) == [b"1"]
 
 
-@pytest.mark.promise("Transactions", "`close()` takes its time-out once")
+@pytest.mark.promise("Transactions", "`close()` waits for its timeout only once")
 async def test_cancelling_close_does_not_wait_for_a_silent_coordinator(version):
     async with transactional(version) as (cluster, producer):
         answer = asyncio.Event()
@@ -624,7 +624,7 @@ async def test_cancelling_close_does_not_wait_for_a_silent_coordinator(version):
             await asyncio.wait([close])
 
 
-@pytest.mark.promise("Transactions", "`close()` takes its time-out once")
+@pytest.mark.promise("Transactions", "`close()` waits for its timeout only once")
 @pytest.mark.parametrize("silent", ["what it waits for", "every broker"])
 @in_virtual_time
 async def test_close_waits_for_its_timeout_only_once(version, silent):

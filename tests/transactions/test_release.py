@@ -171,7 +171,7 @@ async def test_a_transaction_with_a_failed_record_is_not_released(version):
     "cancelled",
 )
 async def test_calls_during_a_release_are_rejected(version):
-    """Their requests would be answered after the release, within this producer's next transaction."""
+    """The requests would be answered after the release, within this producer's next transaction."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as first:
         await first.begin_transaction()
         first_record = await first.send("t", b"1", partition=0)
@@ -342,8 +342,8 @@ async def test_committed_needs_a_cluster_with_stable_offsets():
 
 @pytest.mark.promise(
     "Transactions",
-    "a second writer of a partition is detected by the timestamp in the response, which only a repetition "
-    "has",
+    "a second writer of a partition is detected by a timestamp that only the response to a repeated batch "
+    "contains",
 )
 async def test_a_second_writer_of_a_partition_is_detected(version):
     """The broker mistakes the second writer's batch for a repetition, answers success, and appends nothing."""

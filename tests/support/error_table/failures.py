@@ -156,7 +156,7 @@ async def _fill(on: Stage) -> Delivery:
 
 
 async def _not_written(acks: int | str, *, heals: bool) -> Any:
-    """A request of which nothing was sent when the connection is given up because of the request before it."""
+    """A request of which nothing was sent when the connection is closed because of the request before it."""
     async with staged(acks=acks) as on:
         await _warm(on)
         before = len(on.requests(PRODUCE))

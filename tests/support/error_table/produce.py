@@ -303,7 +303,7 @@ async def _for_ever(cell: Cell, code: int, version: int) -> Outcome:
 
 
 async def _not_first_for_ever(on: Stage, code: int) -> Outcome:
-    """The outcome of a batch after one that is retried until both are given up at the same time."""
+    """The outcome of a batch after one that is retried until both fail at the same time."""
     on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS)
     on.refuse(PRODUCE, code)
     on.refuse(PRODUCE, Code.NOT_ENOUGH_REPLICAS, count=ALL)

@@ -1,4 +1,4 @@
-"""Java and the jars: they are found or fetched only once, or the error says what to do."""
+"""Java is found and the jars are fetched only once; otherwise the error says what to do."""
 
 from __future__ import annotations
 

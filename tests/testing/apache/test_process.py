@@ -105,7 +105,9 @@ async def test_children_end_when_their_owner_is_killed(tmp_path):
 
 
 @pytest.mark.promise(
-    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+    "Test clusters",
+    "a real Kafka ends when the process that started it ends, by Ctrl-C, SIGTERM or SIGKILL, even during "
+    "start-up",
 )
 async def test_a_child_never_runs_if_its_owner_dies_before_the_watchdog_knows_it(tmp_path):
     script = f"""
@@ -140,7 +142,9 @@ async def test_a_child_is_the_command_itself_and_reads_nothing(children, tmp_pat
 
 
 @pytest.mark.promise(
-    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+    "Test clusters",
+    "a real Kafka ends when the process that started it ends, by Ctrl-C, SIGTERM or SIGKILL, even during "
+    "start-up",
 )
 async def test_ctrl_c_in_a_terminal_reaches_only_the_owner(tmp_path):
     script = f"""
@@ -218,7 +222,9 @@ OWNER = f"""
 
 
 @pytest.mark.promise(
-    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+    "Test clusters",
+    "a real Kafka ends when the process that started it ends, by Ctrl-C, SIGTERM or SIGKILL, even during "
+    "start-up",
 )
 @pytest.mark.apache
 @pytest.mark.parametrize(
@@ -264,7 +270,9 @@ async def test_an_owner_that_gets_a_signal_leaves_no_process_and_no_directory(
 
 
 @pytest.mark.promise(
-    "Test clusters", "a real Kafka ends with its owner: Ctrl-C, SIGTERM, SIGKILL, in start-up too"
+    "Test clusters",
+    "a real Kafka ends when the process that started it ends, by Ctrl-C, SIGTERM or SIGKILL, even during "
+    "start-up",
 )
 @pytest.mark.apache
 async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_directory(tmp_path):

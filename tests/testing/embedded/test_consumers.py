@@ -77,7 +77,7 @@ async def test_every_fetch_version_returns_whole_batches(version):
         assert base_offsets(answer) == [0, 2]
 
 
-@pytest.mark.promise("Test clusters", "a fetch returns no cut-off batch without a whole one before it")
+@pytest.mark.promise("Test clusters", "a fetch returns a truncated batch only after a complete one")
 async def test_size_limits_are_respected_except_for_the_first_batch():
     async with EmbeddedCluster(topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
         for partition in (0, 0, 1):

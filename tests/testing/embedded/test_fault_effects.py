@@ -26,7 +26,7 @@ from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, prod
 
 
 @pytest.mark.promise(
-    "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
+    "Test clusters", "scripted faults move leaders, take down or freeze brokers, and send responses in pieces"
 )
 async def test_a_leader_moves_as_a_request_arrives():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:
@@ -63,7 +63,7 @@ async def test_the_leaders_of_all_partitions_of_a_fault_move_whatever_the_reques
 
 
 @pytest.mark.promise(
-    "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
+    "Test clusters", "scripted faults move leaders, take down or freeze brokers, and send responses in pieces"
 )
 async def test_a_broker_goes_down_with_the_request_and_comes_back_by_itself():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster, 1)) as other:
@@ -295,7 +295,7 @@ async def test_an_answer_can_be_cut_off_before_its_first_byte():
 
 
 @pytest.mark.promise(
-    "Test clusters", "by script, leaders move, brokers go down or freeze, and answers trickle"
+    "Test clusters", "scripted faults move leaders, take down or freeze brokers, and send responses in pieces"
 )
 async def test_all_effects_of_one_fault_apply_to_the_same_request():
     async with EmbeddedCluster(2, topics={"t": 2}) as cluster, RawClient(address(cluster)) as client:

@@ -202,7 +202,7 @@ def test_read_begins_with_the_batch_that_contains_the_offset(log: PartitionLog):
     assert log.read(0, len(one) + len(two), before=5) == [one, two]
 
 
-@pytest.mark.promise("Test clusters", "a fetch returns no cut-off batch without a whole one before it")
+@pytest.mark.promise("Test clusters", "a fetch returns a truncated batch only after a complete one")
 def test_read_cuts_off_at_the_limit_but_not_within_the_first_batch(log: PartitionLog):
     append(log, batch_of(b"a"))
     append(log, batch_of(b"b"))

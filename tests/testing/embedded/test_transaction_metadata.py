@@ -46,7 +46,8 @@ ME = ProducerIdAndEpoch(7, 3)
 
 
 @pytest.mark.promise(
-    "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
+    "Test clusters",
+    "the embedded coordinator's states form a table, and each is written to the log before the response",
 )
 @pytest.mark.parametrize("before", TransactionStatus)
 @pytest.mark.parametrize("after", TransactionStatus)
@@ -141,7 +142,7 @@ ANSWERS: dict[str, dict[TransactionStatus, TransactionStatus | ErrorCode]] = {
     [(name, state, answer) for name, row in ANSWERS.items() for state, answer in row.items()],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_each_request_in_each_state(request_name, state, expected):
+def test_each_request_in_each_state_gets_the_expected_answer(request_name, state, expected):
     one = transaction(state)
 
     if isinstance(expected, TransactionStatus):

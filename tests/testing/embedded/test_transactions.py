@@ -49,7 +49,8 @@ async def test_cell(case: Case, tv: int):
 
 
 @pytest.mark.promise(
-    "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
+    "Test clusters",
+    "the embedded coordinator's states form a table, and each is written to the log before the response",
 )
 @levels
 async def test_every_state_is_in_the_log_before_it_is_answered(tv):
@@ -138,7 +139,8 @@ async def test_transactions_do_not_need_more_replicas_than_exist(brokers):
 
 
 @pytest.mark.promise(
-    "Test clusters", "the embedded coordinator's states are a table, and in the log before they are answered"
+    "Test clusters",
+    "the embedded coordinator's states form a table, and each is written to the log before the response",
 )
 @levels
 async def test_a_new_coordinator_has_the_state_from_the_log(tv):
@@ -184,7 +186,7 @@ async def test_the_next_coordinator_ends_a_prepared_transaction(tv):
 
 
 @pytest.mark.promise(
-    "Test clusters", "a transaction whose end too few replicas could store is ended once they are back"
+    "Test clusters", "a transaction whose end could not be written to enough replicas ends once they are back"
 )
 async def test_the_end_of_a_transaction_waits_until_enough_replicas_are_back():
     async with staged(2, 3) as (cluster, on):
