@@ -55,7 +55,7 @@ class Retries:
             kind = None  # the earlier retries had ended; a new series begins
         if kind is None:
             kind = self._kinds[topic, name] = _Kind(now)
-            kind.is_announced = self._may_announce(now)
+            kind.is_announced = self._take_announcement(now)
             if kind.is_announced:
                 self._log.warning(
                     "%s-%d: %s; the batch will be sent again in %.3g s", topic, partition, str(detail), pause
@@ -74,7 +74,7 @@ class Retries:
             )
             kind.logged_at, kind.since_line, kind.is_announced = now, 0, True
 
-    def _may_announce(self, now: float) -> bool:
+    def _take_announcement(self, now: float) -> bool:
         """Return whether the first line of a kind may be written now, and count it."""
         if now - self._period_began >= PERIOD:
             self._period_began, self._lines = now, 0

@@ -59,7 +59,7 @@ class GivingUp:
         """Handle a batch whose delivery timeout has passed."""
         if batch.state is BatchState.DONE:
             return  # it has already failed, together with an earlier batch
-        if self._config.enable_endless_retries and self._numbering.has_left_old_topic(batch):
+        if self._config.enable_endless_retries and self._numbering.end_if_for_old_topic(batch):
             return
         if batch.attempts == 0:
             batch.last_error, why = self._why_not_sent(batch.queue.node_id)

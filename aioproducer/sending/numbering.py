@@ -50,7 +50,7 @@ class Numbering:
         re-created, and begins a new epoch after a gap. It fails batches that can no longer be sent.
         """
         batch: ProducerBatch = queue.batches[0]
-        if self._transaction.is_used and not self._may_join(queue):
+        if self._transaction.is_used and not self._join_or_abort(queue):
             return False
         if not self._idempotence.enabled:
             # Without sequence numbers, a second batch could overtake a first one that has to be sent again.
@@ -80,7 +80,7 @@ class Numbering:
             assert sequence is not None  # set by prepare()
             batch.number(sequence.identity, self._idempotence.take(sequence, batch.record_count))
 
-    def has_left_old_topic(self, batch: ProducerBatch) -> bool:
+    def end_if_for_old_topic(self, batch: ProducerBatch) -> bool:
         """Fail a batch that may be in the log of a topic that has since been re-created. Return whether the batch has
         ended.
 
@@ -94,9 +94,9 @@ class Numbering:
             self._sequence_of(queue)
         return batch.state is BatchState.DONE
 
-    def _may_join(self, queue: PartitionQueue) -> bool:
+    def _join_or_abort(self, queue: PartitionQueue) -> bool:
         """Return whether the transaction permits writing records to this partition now."""
-        if not self._transaction.may_drain(queue.topic, queue.partition):
+        if not self._transaction.admit(queue.topic, queue.partition):
             return False
         if self._transaction.is_anothers(queue.topic, queue.partition):
             cause = KafkaError(

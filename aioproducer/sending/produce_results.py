@@ -168,7 +168,7 @@ class ProduceResults:
         if row.action not in _STORED:
             self._note_error(said, topic_id if row.outcome is Outcome.UNKNOWN else None)
             is_sent_again = row.action in SENDS_AGAIN
-            if batch.state is BatchState.DONE or (is_sent_again and self._ends_now(batch)):
+            if batch.state is BatchState.DONE or (is_sent_again and self._end_if_due(batch)):
                 return  # the batch expired while in flight, or fails now instead of being sent again
         self.DO[row.action](self, said)
 
@@ -380,7 +380,7 @@ class ProduceResults:
             self.give_up(batch, f"{failure.value}: {error}")
             return
         self._metadata.request_update()
-        if not self._ends_now(batch):
+        if not self._end_if_due(batch):
             self._send_later(batch, now)
 
     # ------------------------------------------------------------------------------------ without an answer
@@ -405,7 +405,7 @@ class ProduceResults:
         self.give_up(batch, why or reason_of(batch, moment), kind)
         return True
 
-    def _ends_now(self, batch: ProducerBatch) -> bool:
+    def _end_if_due(self, batch: ProducerBatch) -> bool:
         """Fail a batch instead of sending it again, if an event that ends it occurred while it was in flight. Return
         whether it failed."""
         moments, batch.moments = batch.moments, ()

@@ -112,7 +112,7 @@ class Coordinator:
         """Send the buffered records and commit.
 
         If this raises an error, nothing was committed, unless the error's outcome is UNKNOWN."""
-        if self._calls.has_succeeded_unseen("commit"):
+        if self._calls.take_unseen_success("commit"):
             return
         if self._calls.running("commit") is None:
             self._transaction.check(
@@ -124,7 +124,7 @@ class Coordinator:
     async def abort(self) -> None:
         """Discard the buffered records, wait for those in flight, and abort."""
         transaction = self._transaction
-        if self._calls.has_succeeded_unseen("abort"):
+        if self._calls.take_unseen_success("abort"):
             return
         if self._calls.running("abort") is None:
             if transaction.state is not TransactionState.ABORT_REQUIRED:
@@ -140,7 +140,7 @@ class Coordinator:
         """Abort by taking a new epoch, which fences every writer that still uses the old one, including
         participants."""
         transaction = self._transaction
-        if self._calls.has_succeeded_unseen("fence"):
+        if self._calls.take_unseen_success("fence"):
             return
         if self._calls.running("fence") is None:
             aborting = self._calls.running("abort")

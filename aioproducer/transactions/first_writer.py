@@ -115,7 +115,7 @@ class FirstWriter:
             for partition in topic.partitions
         }
         done = {
-            place for place in asked & answers.keys() if self._is_answer(place, answers[place].error_code)
+            place for place in asked & answers.keys() if self._accept_answer(place, answers[place].error_code)
         }
         taken = {
             place
@@ -131,7 +131,7 @@ class FirstWriter:
             )
         return done
 
-    def _is_answer(self, place: TopicPartition, code: int) -> bool:
+    def _accept_answer(self, place: TopicPartition, code: int) -> bool:
         """Return False if the question must be repeated."""
         action = decide(ApiKey.DESCRIBE_PRODUCERS, code).action
         if action is Action.SUCCEED:

@@ -90,7 +90,7 @@ class RunningCalls:
             if name.startswith(kinds) and not call.done() and call is not current
         ]
 
-    def has_succeeded_unseen(self, name: str) -> bool:
+    def take_unseen_success(self, name: str) -> bool:
         """Return whether the call succeeded after its last caller was cancelled. Each success is reported only once."""
         call = self.by_name.get(name)
         if call is not None and call.done():

@@ -295,7 +295,7 @@ class Transaction:
 
     # for the sender
 
-    def may_drain(self, topic: str, partition: int) -> bool:
+    def admit(self, topic: str, partition: int) -> bool:
         """Return whether records may be written to this partition now. If the partition has to join the
         transaction first, add it to `wanted`."""
         if self.state is _S.NONE:

@@ -439,7 +439,7 @@ def test_every_module_has_a_layer():
 
 
 @pytest.mark.parametrize(
-    ("importer", "imported"), [(own, name) for own, names in MAY_IMPORT.items() for name in names]
+    ("importer", "imported"), [(own, name) for own, names in MAY_IMPORT.items() for name in sorted(names)]
 )
 def test_an_outer_room_imports_everything_that_it_may(importer, imported):
     found = {
@@ -453,7 +453,9 @@ def test_an_outer_room_imports_everything_that_it_may(importer, imported):
     assert any(_is_one_of(module, {imported}) for module in found), "remove it from MAY_IMPORT"
 
 
-@pytest.mark.parametrize(("package", "importer"), [(top, name) for top in ONLY_IN for name in ONLY_IN[top]])
+@pytest.mark.parametrize(
+    ("package", "importer"), [(top, name) for top in ONLY_IN for name in sorted(ONLY_IN[top])]
+)
 def test_an_optional_package_is_imported_wherever_it_may_be(package, importer):
     found = {
         one.module.partition(".")[0]

@@ -232,7 +232,7 @@ class Stage:
         self.brokers = SimpleNamespace(last_error=lambda node_id: None)
         self.metadata = SimpleNamespace(last_error=None)
         self.producer_ids = SimpleNamespace(is_needed=False, last_error=None)
-        numbering = SimpleNamespace(has_left_old_topic=lambda batch: self.asked.append(batch) or has_left)
+        numbering = SimpleNamespace(end_if_for_old_topic=lambda batch: self.asked.append(batch) or has_left)
         self.giving_up = GivingUp(
             bench.config,
             bench.accumulator,

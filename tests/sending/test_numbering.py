@@ -417,12 +417,12 @@ async def test_an_expired_batch_of_a_re_created_topic_is_found_in_partitions_tha
     stage = Stage()
     batch = stage.put_in_flight(stage.send())
     delivery = batch.delivery()
-    assert not stage.numbering.has_left_old_topic(batch), "it is in flight"
+    assert not stage.numbering.end_if_for_old_topic(batch), "it is in flight"
     stage.put_back(batch, is_in_doubt=True, topic_id=UUID(int=NAMED))
-    assert not stage.numbering.has_left_old_topic(batch), "the topic is the same"
+    assert not stage.numbering.end_if_for_old_topic(batch), "the topic is the same"
     stage.is_topic(NEW)
 
-    assert stage.numbering.has_left_old_topic(batch)
+    assert stage.numbering.end_if_for_old_topic(batch)
     assert delivery.exception().outcome is Outcome.UNKNOWN
 
 
@@ -550,7 +550,7 @@ async def test_a_batch_in_flight_has_not_left_its_topic():
     sequence = stage.queue.sequence
     stage.is_topic(NEW)
 
-    assert not stage.numbering.has_left_old_topic(batch)
+    assert not stage.numbering.end_if_for_old_topic(batch)
 
     assert stage.queue.sequence is sequence
     assert stage.idempotence.identity == stage.identity
@@ -561,7 +561,7 @@ async def test_a_batch_that_was_never_prepared_has_not_left_its_topic():
     delivery = stage.send()
     stage.is_topic(NEW)
 
-    assert not stage.numbering.has_left_old_topic(delivery.batch)
+    assert not stage.numbering.end_if_for_old_topic(delivery.batch)
     assert stage.queue.sequence is None
 
 

@@ -301,7 +301,7 @@ async def test_a_release_waits_for_the_partitions_of_a_cancelled_export():
 async def test_an_export_takes_no_new_epoch_once_another_partition_is_about_to_join():
     begun = Begun(1)
     begun.transaction.numbered[PLACES[0]] = None
-    assert not begun.transaction.may_drain(*PLACES[1])
+    assert not begun.transaction.admit(*PLACES[1])
     begun.coordinator.add_partitions()
 
     error = await error_of(begun.coordinator.export([TopicPartition("unwritten", 0), PLACES[0]]))

@@ -92,7 +92,7 @@ async def test_a_caller_that_is_not_a_task_may_also_be_cancelled():
 
     stage.end.set()
     await turns()
-    assert stage.calls.has_succeeded_unseen("commit")
+    assert stage.calls.take_unseen_success("commit")
 
 
 async def test_cancelled_caller_does_not_cancel_the_call():
@@ -105,7 +105,7 @@ async def test_cancelled_caller_does_not_cancel_the_call():
     await again
 
     assert stage.began == 1
-    assert not stage.calls.has_succeeded_unseen("commit"), "a caller has seen it"
+    assert not stage.calls.take_unseen_success("commit"), "a caller has seen it"
 
 
 async def test_success_that_no_caller_saw_is_reported_once_and_for_its_transaction():
@@ -114,12 +114,12 @@ async def test_success_that_no_caller_saw_is_reported_once_and_for_its_transacti
         stage.transaction.number = number
         await stage.unseen()
 
-    assert not stage.calls.has_succeeded_unseen("abort")
+    assert not stage.calls.take_unseen_success("abort")
     stage.transaction.number = 3
-    assert not stage.calls.has_succeeded_unseen("commit"), "another transaction"
+    assert not stage.calls.take_unseen_success("commit"), "another transaction"
     stage.transaction.number = 2
-    assert stage.calls.has_succeeded_unseen("commit")
-    assert not stage.calls.has_succeeded_unseen("commit"), "only once"
+    assert stage.calls.take_unseen_success("commit")
+    assert not stage.calls.take_unseen_success("commit"), "only once"
 
 
 ENDINGS = ("commit", "abort", "fence", "initialize")
@@ -129,7 +129,7 @@ ENDINGS = ("commit", "abort", "fence", "initialize")
 async def test_success_of_each_call_that_ends_a_transaction_is_kept(name):
     stage = Stage()
     await stage.unseen(name)
-    assert stage.calls.has_succeeded_unseen(name)
+    assert stage.calls.take_unseen_success(name)
 
 
 @pytest.mark.parametrize("later", ENDINGS)
@@ -137,14 +137,14 @@ async def test_a_later_call_that_ends_a_transaction_discards_the_success_of_the_
     stage = Stage()
     await stage.unseen("commit")
     await stage.caller(later)
-    assert not stage.calls.has_succeeded_unseen("commit")
+    assert not stage.calls.take_unseen_success("commit")
 
 
 async def test_a_later_call_that_ends_no_transaction_keeps_the_success_of_the_one_before():
     stage = Stage()
     await stage.unseen("commit")
     await stage.caller("offsets 1")
-    assert stage.calls.has_succeeded_unseen("commit")
+    assert stage.calls.take_unseen_success("commit")
 
 
 async def test_an_unseen_failure_is_not_reported_as_a_success():
@@ -152,7 +152,7 @@ async def test_an_unseen_failure_is_not_reported_as_a_success():
     stage.error = ProducerClosed("no")
     await stage.unseen()
 
-    assert not stage.calls.has_succeeded_unseen("commit")
+    assert not stage.calls.take_unseen_success("commit")
     assert stage.calls.by_name == {}
     del stage.calls
     gc.collect()
@@ -166,7 +166,7 @@ async def test_a_call_without_a_caller_that_close_cancels_is_not_a_success():
     await stage.calls.close()
     await turns()
 
-    assert not stage.calls.has_succeeded_unseen("commit")
+    assert not stage.calls.take_unseen_success("commit")
     assert stage.calls.by_name == {}
     assert stage.complaints == []
 
@@ -217,7 +217,7 @@ async def test_the_success_of_a_call_that_ends_no_transaction_is_not_kept():
     stage.end.set()
     await turns()
 
-    assert not stage.calls.has_succeeded_unseen("offsets 1")
+    assert not stage.calls.take_unseen_success("offsets 1")
 
 
 async def test_others_are_the_running_calls_of_these_kinds_without_the_current_one():

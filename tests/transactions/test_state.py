@@ -175,12 +175,12 @@ def test_record_belongs_to_the_transaction_that_was_open_when_send_was_called():
 def test_batches_are_drained_while_the_transaction_is_open_or_committing(state):
     transaction = transaction_in(state)
 
-    assert transaction.may_drain("t", 0) is (state in (S.NONE, *OPEN))
+    assert transaction.admit("t", 0) is (state in (S.NONE, *OPEN))
 
 
 def test_with_v2_writing_to_a_partition_makes_it_join():
     transaction = transaction_in(S.IN_TRANSACTION)
-    assert transaction.may_drain("t", 0)
+    assert transaction.admit("t", 0)
     assert not transaction.may_have_started
 
     transaction.writes_to("t", 0)
@@ -218,24 +218,24 @@ def test_a_participant_that_asks_the_leaders_waits_for_their_answers(is_v2, asks
     handle = TransactionHandle("tx", 1, 0, is_v2)
     transaction.attach(handle, [place], tells_repetitions=not asks_leaders)
 
-    assert transaction.may_drain(*place) is not asks_leaders
+    assert transaction.admit(*place) is not asks_leaders
     assert transaction.has_to_join is asks_leaders
     transaction.add_joined([place])
 
-    assert transaction.may_drain(*place)
+    assert transaction.admit(*place)
     assert not transaction.has_to_join
 
 
 def test_with_v1_a_partition_has_to_join_first():
     transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
 
-    assert not transaction.may_drain("t", 0)
+    assert not transaction.admit("t", 0)
     assert list(transaction.wanted) == [TopicPartition("t", 0)]
     transaction.add_joined([TopicPartition("t", 0)])
 
-    assert transaction.may_drain("t", 0)
+    assert transaction.admit("t", 0)
     assert not transaction.wanted
-    assert not transaction.may_drain("t", 1)
+    assert not transaction.admit("t", 1)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_after_a_resumed_transaction_the_next_one_accepts_records():
 
 def test_a_new_transaction_keeps_no_state_of_the_last_one():
     transaction = transaction_in(S.IN_TRANSACTION, is_v2=False)
-    assert not transaction.may_drain("t", 1)
+    assert not transaction.admit("t", 1)
     transaction.writes_to("t", 0)
     transaction.add_joined([TopicPartition("t", 0)])
     transaction.exported[TopicPartition("t", 2)] = None
@@ -375,8 +375,8 @@ def test_a_participant_can_write_to_the_partitions_it_was_given(is_v2):
     assert transaction.state is S.PARTICIPANT
     assert transaction.is_v2 is is_v2
     assert transaction.role.is_repetition(has_time=True, has_error=False)
-    assert transaction.may_drain("t", 0)
-    assert not transaction.may_drain("t", 1)
+    assert transaction.admit("t", 0)
+    assert not transaction.admit("t", 1)
 
 
 def test_an_exported_partition_belongs_to_another_producer():
@@ -455,7 +455,7 @@ def test_nothing_is_sent_while_a_transaction_is_taking_a_new_epoch():
     transaction = transaction_in(S.IN_TRANSACTION)
     transaction.changes_epoch = True
 
-    assert not transaction.may_drain("t", 0)
+    assert not transaction.admit("t", 0)
 
 
 def test_after_an_upgrade_v2_is_used_only_from_the_next_epoch_on():
