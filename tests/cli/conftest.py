@@ -4,7 +4,8 @@ kind of loop suffices here."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import pytest_asyncio
@@ -22,3 +23,14 @@ async def cluster() -> AsyncIterator[EmbeddedCluster]:
     """A broker with the topic t, which has one partition."""
     async with EmbeddedCluster(topics={"t": 1}) as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A command that runs in this process shows the library's log on its screen; undo that."""
+    log = logging.getLogger("aioproducer")
+    before = log.level, log.propagate, log.handlers[:]
+    yield
+    log.setLevel(before[0])
+    log.propagate = before[1]
+    log.handlers[:] = before[2]

@@ -34,17 +34,11 @@ def test_with_json_standard_output_has_nothing_else(capsys):
 
 def test_the_log_is_shown_from_the_requested_level_on(capsys):
     log = logging.getLogger("aioproducer")
-    before = (log.level, log.propagate, list(log.handlers))
-    try:
-        Screen().show_log(1)
-        log.debug("hidden")
-        log.info("shown")
-        log.warning("a warning")
-        log.error("an error")
-    finally:
-        log.setLevel(before[0])
-        log.propagate = before[1]
-        log.handlers[:] = before[2]
+    Screen().show_log(1)
+    log.debug("hidden")
+    log.info("shown")
+    log.warning("a warning")
+    log.error("an error")
 
     assert [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()] == [
         "shown",
