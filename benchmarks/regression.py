@@ -23,6 +23,9 @@ from services import HEADER, TEXT
 
 STORED = Path(__file__).parent / "results" / "ratios.json"
 MARGIN = 0.25
+MARGIN_WITH_USER_CODE = 1.0
+"""Machines differ in how fast they run the user's Python beside compiled code. A record that leaves the compiled path
+costs many times as much."""
 REPEATS = 5
 
 
@@ -34,6 +37,7 @@ class Case:
     section: str
     ours: Job
     theirs: Job
+    margin: float = MARGIN
 
 
 # The linger time is so long that each batch contains ten records, however fast they are sent.
@@ -51,12 +55,14 @@ CASES = (
         SERVICES,
         Job("services", OURS, records=100_000, warm_up=20_000, work=TEXT),
         Job("services", AIOKAFKA, records=20_000, warm_up=10_000, work=TEXT),
+        MARGIN_WITH_USER_CODE,
     ),
     Case(
         "send, 100 B, an interceptor that adds a header",
         SERVICES,
         Job("services", OURS, records=100_000, warm_up=20_000, work=HEADER),
         Job("services", AIOKAFKA, records=20_000, warm_up=10_000, work=HEADER),
+        MARGIN_WITH_USER_CODE,
     ),
     Case(
         "send, 1,000 partitions",
@@ -85,6 +91,7 @@ class Verdict:
 
     ratios: tuple[float, ...]
     stored: float
+    margin: float = MARGIN
 
     @property
     def median(self) -> float:
@@ -97,7 +104,7 @@ class Verdict:
 
     @property
     def limit(self) -> float:
-        return self.stored * (1 + MARGIN + self.noise)
+        return self.stored * (1 + self.margin + self.noise)
 
     @property
     def holds(self) -> bool:
@@ -106,7 +113,7 @@ class Verdict:
     def __str__(self) -> str:
         return (
             f"{self.median:.4f} of aiokafka's CPU a record [{min(self.ratios):.4f}–{max(self.ratios):.4f}], stored "
-            f"{self.stored:.4f}, limit {self.limit:.4f} (margin {MARGIN:.0%}, noise {self.noise:.0%})"
+            f"{self.stored:.4f}, limit {self.limit:.4f} (margin {self.margin:.0%}, noise {self.noise:.0%})"
         )
 
 
@@ -134,12 +141,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(",")[0])
     parser.add_argument("--store", action="store_true", help="keep the ratios of this run")
     options = parser.parse_args()
-    found = {case.name: measured(case) for case in CASES}
+    found = {case: measured(case) for case in CASES}
     if options.store:
         STORED.parent.mkdir(exist_ok=True)
-        medians = {name: round(statistics.median(ratios), 5) for name, ratios in found.items()}
+        medians = {case.name: round(statistics.median(ratios), 5) for case, ratios in found.items()}
         STORED.write_text(json.dumps(medians, indent=1) + "\n")
-    verdicts = {name: Verdict(tuple(ratios), stored()[name]) for name, ratios in found.items()}
+    verdicts = {
+        case.name: Verdict(tuple(ratios), stored()[case.name], case.margin) for case, ratios in found.items()
+    }
     for name, verdict in verdicts.items():
         print(f"{'ok  ' if verdict.holds else 'SLOWER'} {name}: {verdict}")
     return 0 if all(verdict.holds for verdict in verdicts.values()) else 1

@@ -161,6 +161,7 @@ async def reading_metrics(job: Job) -> AsyncIterator[None]:
     finally:
         if scraping is not None:
             scraping.cancel()
+            await asyncio.wait([scraping])
 
 
 async def scrape() -> None:

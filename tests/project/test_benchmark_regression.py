@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import regression
-from regression import CASES, MARGIN, Verdict
+from regression import CASES, MARGIN, MARGIN_WITH_USER_CODE, Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.promise("Speed", "CPU per record, relative to aiokafka's, does not grow unnoticed")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cpu_per_record_has_not_grown_relative_to_aiokafka(case):
-    verdict = Verdict(tuple(regression.measured(case)), regression.stored()[case.name])
+    verdict = Verdict(tuple(regression.measured(case)), regression.stored()[case.name], case.margin)
 
     assert verdict.holds, str(verdict)
 
@@ -25,6 +25,8 @@ def test_a_ratio_beyond_the_margin_and_the_noise_of_the_run_is_a_regression():
     assert not Verdict((0.127, 0.126, 0.126), 0.1).holds, "repeats that agree allow no further margin"
     assert Verdict((0.127, 0.1, 0.15), 0.1).holds, "repeats that differ widen the margin"
     assert not Verdict((0.2, 0.15, 0.25), 0.1).holds, "twice the CPU is too much for any spread"
+    assert Verdict((0.19, 0.19, 0.19), 0.1, MARGIN_WITH_USER_CODE).holds
+    assert not Verdict((0.21, 0.21, 0.21), 0.1, MARGIN_WITH_USER_CODE).holds
 
 
 def test_the_limit_is_the_stored_ratio_with_the_margin_and_half_of_the_spread():
