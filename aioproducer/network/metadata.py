@@ -23,7 +23,6 @@ from aioproducer.errors import (
     UnknownPartitionError,
     UnsupportedVersionError,
     counted,
-    escaped,
 )
 from aioproducer.network.backoff import backoff
 from aioproducer.network.brokers import Brokers
@@ -430,8 +429,8 @@ class Metadata:
         if before.cluster_id and cluster.cluster_id != before.cluster_id:
             self._log.warning(
                 "the cluster id changed from %s to %s",
-                escaped(before.cluster_id),
-                escaped(cluster.cluster_id),
+                before.cluster_id,
+                cluster.cluster_id,
             )
             self._brokers.forget_features()
         now = asyncio.get_running_loop().time()

@@ -21,8 +21,8 @@ ROOM_PER_RECORD = 512
 """The maximum size of a response in bytes is the sum of these limits. Kafka's texts are shorter than 2 KiB for a batch
 and than 340 bytes for each of its records, with the longest topic name (KIP-467)."""
 MOST_EXTRA = 100
-"""The maximum number of partitions, and of record errors, in a response in addition to those of its request. The sender
-ignores or rejects each of them, but it applies the rest of the response."""
+"""The number of partitions, and of record errors, by which a response may exceed its request. The sender ignores or
+rejects the surplus and applies the rest of the response."""
 
 
 class _Queue(Protocol):
