@@ -12,6 +12,7 @@ import gc
 import itertools
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -192,6 +193,24 @@ def spark_scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let Spark write its temporary files to a directory that pytest deletes after some runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEST_SPARK_SCRATCH", str(tmp_path_factory.mktemp("spark")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def invalid_names() -> Iterator[None]:
+    """Let names in .invalid be unknown at once (RFC 6761, section 6.4): some resolvers take seconds to say so."""
+
+    def answer(original: Callable[..., Any]) -> Callable[..., Any]:
+        async def getaddrinfo(loop: Any, host: Any, port: Any, **keywords: Any) -> Any:
+            if str(host).endswith(".invalid"):
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            return await original(loop, host, port, **keywords)
+
+        return getaddrinfo
+
+    with pytest.MonkeyPatch.context() as patch:
+        for loops in (asyncio.BaseEventLoop, *([] if uvloop is None else [uvloop.Loop])):
+            patch.setattr(loops, "getaddrinfo", answer(loops.getaddrinfo))
         yield
 
 
