@@ -1,4 +1,5 @@
-"""Transactions on a real Apache Kafka, v2 on 4.3.1 and v1 on 3.9.2, read back by confluent-kafka's read_committed."""
+"""Transactions on a real Apache Kafka, v1 on 3.9.2, v1 and v2 on 4.3.1, read back by confluent-kafka's
+read_committed."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ from aioproducer import (
 )
 from aioproducer.errors import RequestTimedOutError
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.messages import TxnOffsetCommitRequest
+from aioproducer.protocol.messages import ApiVersionsRequest, TxnOffsetCommitRequest
+from aioproducer.testing import ApacheKafka
+from tests.support.apache_clusters import SHARED, running
 from tests.support.producing import within
+from tests.support.raw_client import RawClient
 from tests.support.read_back import read_back
 
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
@@ -30,10 +34,34 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow]
 SECONDS = 30
 
 
-@pytest.fixture(params=["v1", "v2"])
+CLUSTERS = {"3.9-v1": "apache_kafka_39", "4.3-v1": "apache_kafka_at_v1", "4.3-v2": "apache_kafka"}
+
+
+@pytest.fixture(scope="module")
+def apache_kafka_at_v1(request):
+    """A Kafka 4.3.1 that has finalized transactions v1, although it supports v2."""
+    level = ("--feature", "transaction.version=1")
+    with running(ApacheKafka(jvm_args=SHARED, format_args=level), has_finalized_v1, request=request) as kafka:
+        yield kafka
+
+
+async def has_finalized_v1(kafka):
+    """Check the level. With another one, the tests would pass without testing v1."""
+    async with RawClient(kafka.bootstrap_servers) as client:
+        request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+        answer = await client.ask(request, version=4)
+    levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+    assert levels["transaction.version"] == 1
+
+
+@pytest.fixture(params=CLUSTERS)
 def kafka(request):
-    """Kafka 3.9.2 has transactions v1 finalized, Kafka 4.3.1 v2."""
-    return request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
+    return request.getfixturevalue(CLUSTERS[request.param])
+
+
+@pytest.fixture
+def is_v2(request):
+    return request.node.callspec.params["kafka"].endswith("v2")
 
 
 @pytest.fixture
@@ -62,7 +90,7 @@ def committed_offset(kafka, group, topic):
 
 
 @pytest.mark.promise("Transactions", "a transaction is committed whole or not at all, v1 and v2")
-async def test_committed_blocks_are_read_and_aborted_ones_are_not(kafka, name):
+async def test_committed_blocks_are_read_and_aborted_ones_are_not(kafka, name, is_v2):
     async with transactional(kafka, name) as producer:
         for number in range(6):
             try:
@@ -76,7 +104,7 @@ async def test_committed_blocks_are_read_and_aborted_ones_are_not(kafka, name):
                         raise ZeroDivisionError
             except ZeroDivisionError:
                 pass
-        assert producer._transaction.is_v2 is (kafka.version.startswith("4"))
+        assert producer._transaction.is_v2 is is_v2
 
     expected = [b"%d-%d" % (number, index) for number in (0, 2, 4) for index in range(200)]
     assert await committed(kafka, name) == expected
@@ -260,9 +288,9 @@ async def test_late_offsets_of_a_transaction_are_not_committed_with_the_next(kaf
         await producer.commit_transaction()
         found = await producer.committed(name, [(name, 0), (name, 1)])
 
-    assert late.topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH
     assert found[TopicPartition(name, 1)].offset == 20
     if end == "abort_transaction":
         assert found[TopicPartition(name, 0)] is None
     else:
         assert found[TopicPartition(name, 0)].offset == 10
+    assert late.topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH

@@ -57,11 +57,11 @@ class Stage(Transactions):
         )
 
     async def commit(self, producer: Identity) -> Identity:
-        """Commit in the version that clients use with this transaction.version; return the producer's new identity."""
+        """Commit with the EndTxn version of this transaction.version; return the producer's new identity."""
         return await self._ended(producer, True)
 
     async def abort(self, producer: Identity) -> Identity:
-        """Abort, otherwise as `commit`."""
+        """Abort; otherwise the same as `commit`."""
         return await self._ended(producer, False)
 
     async def _ended(self, producer: Identity, commit: bool) -> Identity:

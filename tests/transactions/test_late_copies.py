@@ -1,4 +1,6 @@
-"""A late copy of an unanswered request, which arrives after its repetition, changes no later transaction."""
+"""A late copy of an unanswered request, which arrives after its repetition, changes no later transaction.
+
+The exception is a late InitProducerId: it aborts the open transaction, and the producers say so."""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aioproducer import Producer, TopicPartition, TransactionAbortableError
+from aioproducer import Outcome, Producer, ProducerFencedError, TopicPartition, TransactionAbortableError
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing.embedded.transaction_metadata import TransactionStatus
 from tests.conftest import MS
-from tests.support.producing import PRODUCE, until, within
+from tests.support.producing import PRODUCE, error_of, quick_producer, until, within
 from tests.transactions.test_calls import committed, transactional
 
 ADD_PARTITIONS, ADD_OFFSETS = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN
@@ -124,6 +126,67 @@ async def test_with_v1_an_undisturbed_transaction_keeps_its_epoch():
                 await transaction.send_offsets({PLACES[0]: number}, "g")
 
         assert len(cluster.requests_of(INIT)) == 1
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+@pytest.mark.parametrize("delayed", ["the answer to the abort", "the request", "its repetition"])
+async def test_with_v1_a_request_for_an_epoch_that_comes_too_late_aborts_a_successors_transaction(
+    delayed, how
+):
+    """The successor takes over after the abort that checks the epoch, and begins before InitProducerId arrives.
+
+    The coordinator aborts an open transaction before it compares epochs. Then neither producer has the transactional
+    id, but both know what is committed.
+    """
+    async with transactional(1) as (cluster, producer):
+        go = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        await producer.export_transaction([PLACES[1]])  # the next transaction needs a new epoch
+        if delayed == "the answer to the abort":
+            fault = cluster.faults.add(END_TXN, hold=go, skip=1 if how == "commit" else 0)
+        elif delayed == "the request":
+            fault = cluster.faults.add(INIT, hold_before=go)
+        else:  # the coordinator answers so while markers are being written
+            fault = cluster.faults.add(INIT, error=ErrorCode.CONCURRENT_TRANSACTIONS, hold=go)
+        ending = asyncio.create_task(end(producer, how))
+        await within(2, fault.reached())
+        async with quick_producer(cluster, transactional_id="tx") as successor:
+            await successor.begin_transaction()
+            await successor.send_and_wait("t", b"2", partition=0)
+            go.set()
+            if how == "commit":
+                await within(2, ending)
+            else:
+                with pytest.raises(ProducerFencedError):
+                    await within(2, ending)
+            for call in (successor.commit_transaction, producer.begin_transaction):
+                error = await error_of(call())
+                assert isinstance(error, ProducerFencedError)
+                assert error.outcome is Outcome.NOT_PERSISTED
+            await successor.init_transactions()
+            async with successor.transaction():
+                await successor.send("t", b"3", partition=0)
+
+        assert committed(cluster) == ([b"1", b"3"] if how == "commit" else [b"3"])
+
+
+async def test_with_v1_a_late_copy_of_a_request_for_an_epoch_aborts_the_producers_next_transaction():
+    async with late(1, INIT) as (cluster, producer, copy):
+        await producer.begin_transaction()
+        await producer.export_transaction([PLACES[1]])  # the next transaction needs a new epoch
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        await copy.arrives()
+
+        error = await error_of(producer.commit_transaction())
+        assert isinstance(error, ProducerFencedError)
+        assert error.outcome is Outcome.NOT_PERSISTED
+        await producer.init_transactions()
+        async with producer.transaction():
+            await producer.send("t", b"2", partition=0)
+        assert committed(cluster) == [b"2"]
 
 
 @pytest.mark.promise(
