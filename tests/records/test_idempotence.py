@@ -115,7 +115,7 @@ def test_state_is_kept_for_each_topic_id_and_partition():
 
 
 def test_the_state_of_a_partition_is_hidden_from_the_garbage_collector():
-    """A full collection would visit that of each partition ever written to."""
+    """Otherwise, a full collection would visit the state of every partition ever written to."""
     _, sequence = begun()
 
     assert not gc.is_tracked(sequence)
@@ -407,6 +407,17 @@ def test_results_under_an_old_identity_change_nothing():
 
     assert not sequence.has_gap
     assert sequence.confirmed_on is None
+
+
+def test_an_acknowledgement_under_an_old_identity_does_not_close_a_gap():
+    idempotence, sequence = begun()
+    idempotence.bump()
+    idempotence.begin(sequence)
+    idempotence.note_given_up(sequence, sequence.identity)
+
+    idempotence.note_acknowledged(sequence, IDENTITY, LEADER)
+
+    assert sequence.has_gap
 
 
 def test_after_the_last_epoch_a_new_identity_is_needed_with_which_the_partition_starts_at_zero():

@@ -14,6 +14,7 @@ from aioproducer.errors import (
     DeliveryTimeoutError,
     IllegalStateError,
     ProducerFencedError,
+    TransactionAbortedError,
     TransactionReinitError,
     TransactionTimeoutError,
     UnsupportedVersionError,
@@ -420,6 +421,27 @@ async def test_an_abort_after_rejected_partitions_succeeds(code):
         async with producer.transaction():
             await producer.send("t", b"2", partition=0)
         assert committed(cluster) == [b"2"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.REQUEST_TIMED_OUT],
+    ids=by_name,
+)
+@in_virtual_time
+async def test_with_v1_an_abort_also_ends_a_transaction_that_may_have_begun(code):
+    """A coordinator answers so if its own log contains the partitions, but they were not replicated in time."""
+    async with transactional(1) as (cluster, producer):
+        await producer.begin_transaction()
+        cluster.faults.add(ADD_PARTITIONS, error=code, after_append=True)
+        cluster.faults.add(ADD_PARTITIONS, error=code, count=10_000)
+        delivery = await producer.send("t", b"1", partition=0)
+        await until(lambda: len(cluster.requests_of(ADD_PARTITIONS)) > 1)
+
+        await producer.abort_transaction()
+
+        assert isinstance(await error_of(delivery), TransactionAbortedError)
+        assert [request.message.committed for request in cluster.requests_of(END_TXN)] == [False]
 
 
 async def test_an_abort_after_rejected_offsets_succeeds(version):

@@ -2,7 +2,8 @@
 
 The other planted bugs are in `planted.py`, each with the number of seeds within which the oracle finds it. A bug in
 this list breaks a promise only in circumstances that the simulation never or rarely has. A mistake that the producer
-repairs itself leaves nothing in the logs to judge."""
+repairs itself leaves nothing in the logs to judge. `unseen_planted.py` contains the bugs, and `test_unseen.py` checks
+that the test named for a bug fails with it."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ class Unseen(NamedTuple):
 UNSEEN: dict[str, Unseen] = {
     "a batch gets new numbers in the same epoch when it is sent again": Unseen(
         "the broker rejects the gap, and the producer takes a new epoch: the records arrive once and in order",
-        "sending/test_sender",
-        "test_a_retriable_error_with_five_in_flight_loses_repeats_and_reorders_nothing",
+        "sending/test_numbering",
+        "test_a_batch_that_is_sent_again_keeps_its_numbers",
     ),
     "a batch that is sent again is unmuted while others are in flight": Unseen(
         "the broker rejects batches out of order, and the new epoch repairs this",
-        "sending/test_sender",
-        "test_compressed_batches_survive_faults_in_order",
+        "sending/test_numbering",
+        "test_a_batch_is_sent_again_only_with_nothing_else_in_flight",
     ),
     "the epoch of a leader goes backwards": Unseen(
         "a former leader rejects the records, and the next metadata correct the epoch: only time is lost",
@@ -45,13 +46,14 @@ UNSEEN: dict[str, Unseen] = {
     ),
     "a batch counts as the first although an earlier one waits for its next attempt": Unseen(
         "it requests a new epoch where it could wait, and no record is lost",
-        "protocol/test_error_table_walk",
-        "test_the_expected_row_is_in_the_table_and_is_observed",
+        "sending/test_produce_results_alone",
+        "test_a_rejected_batch_waits_only_for_numbered_batches_before_it",
     ),
     "with v1 a transaction counts as begun only after the answer to AddPartitionsToTxn": Unseen(
-        "the abort is left out, and the next transaction has the same epoch, so its end ends both",
-        "campaigns/test_fault_catalogue",
-        "test_a_scenario_ends_as_it_should_and_every_promise_is_kept",
+        "the abort is left out only after an error in place of the answer; then no record was written, and the next "
+        "transaction has the same epoch, so its end ends both",
+        "transactions/test_outcomes",
+        "test_with_v1_an_abort_also_ends_a_transaction_that_may_have_begun",
     ),
     "with v1 an end without an answer keeps its epoch": Unseen(
         "the late copy has to arrive in the few milliseconds of the next transaction",
@@ -66,7 +68,7 @@ UNSEEN: dict[str, Unseen] = {
     "an acknowledgement of an old epoch closes the gap of a new one": Unseen(
         "the answer to an expired batch has to come between the new epoch and its first gap",
         "records/test_idempotence",
-        "test_results_under_an_old_identity_change_nothing",
+        "test_an_acknowledgement_under_an_old_identity_does_not_close_a_gap",
     ),
     "a batch is dropped where a request is full": Unseen(
         "requests are rarely full, since the batches of a simulated run are small compared with max_request_size",
