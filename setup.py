@@ -1,18 +1,19 @@
-"""The compiled modules. Everything else is in pyproject.toml, where setuptools calls such a table experimental."""
+"""Builds the compiled modules. All other metadata is in pyproject.toml; setuptools calls its table for extension
+modules experimental."""
 
 import sys
 
 from setuptools import Extension, setup
 
 is_windows = sys.platform == "win32"
-"""MSVC optimizes by default, and its math functions are part of the C runtime."""
+"""Windows needs no options: MSVC optimizes by default, and its math functions are part of the C runtime."""
 
 OPTIONS = {
     "extra_compile_args": [] if is_windows else ["-O2"],
     "libraries": [] if is_windows else ["m"],
 }
 
-# Compiler directives are in the files themselves (`# cython: ...`).
+# Cython's compiler directives are in the .pyx files themselves (`# cython: ...`).
 setup(
     ext_modules=[
         Extension(

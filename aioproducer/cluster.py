@@ -101,12 +101,12 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A snapshot of the metadata. The dicts in it are never changed after construction."""
+    """A snapshot of the metadata. Its dicts never change after construction."""
 
     nodes: dict[int, Node]
     controller_id: int
     cluster_id: str | None
-    """The id that the brokers report, escaped like all their texts."""
+    """The id that the brokers report, escaped like all text from brokers."""
     topics: dict[str, TopicInfo]
 
     @classmethod
@@ -127,14 +127,15 @@ class Cluster:
         return found.partitions[partition]
 
     def merging(self, response: MetadataResponse, asked: Collection[str]) -> Generator[None, None, Cluster]:
-        """Return a snapshot updated from the response to a request for the topics `asked`. Other topics are kept.
+        """Return a snapshot updated from `response`, the answer to a request for the topics in `asked`. Keep all other
+        topics.
 
         The generator yields at each broker, topic and partition, so that other tasks can run in between. Only the
-        last step takes longer: it compares all topics to see whether any has changed.
+        last step takes longer, because it compares all topics to find out whether any has changed.
 
         The leader epochs of a topic never go backwards, because a broker that has just restarted may respond with old
-        metadata (KIP-320). A new topic id resets them (KIP-516). Without topic ids (brokers before 2.8), a re-created
-        topic looks like old metadata; a lower epoch is then accepted only if the known leader is gone.
+        metadata (KIP-320). A new topic id resets the epochs (KIP-516). Without topic ids (brokers before 2.8), a
+        re-created topic looks like old metadata; a lower epoch is then accepted only if the known leader is gone.
 
         Raises:
             ProtocolError: the response contains no broker with a usable address.
@@ -170,10 +171,10 @@ class Cluster:
         return self if self._is_same(cluster) else cluster
 
     def with_leader_hints(self, hints: Iterable[LeaderHint], endpoints: Iterable[Endpoint]) -> Cluster:
-        """Return a snapshot with the leaders that a Produce response named, or `self` if no hint is of use.
+        """Return a snapshot with the leaders that a Produce response named, or `self` if no hint is usable.
 
-        Each changed topic is copied only once, however many hints name it: a broker that restarts can lead thousands
-        of partitions.
+        Each changed topic is copied only once, however many hints name it, because a broker that restarts can lead
+        thousands of partitions.
         """
         if not self.nodes:
             return self
@@ -205,7 +206,7 @@ class Cluster:
         """Return a snapshot without the leader epochs of some partitions, so that the next response is accepted.
 
         Call this with (topic, number) pairs after a broker has reported that it does not lead these partitions. Topics
-        with an id are not changed. A topic without an id may have been re-created, and its epochs then start again
+        with an id are not changed. A topic without an id may have been re-created, in which case its epochs start again
         at 0.
         """
         changed: dict[str, list[PartitionInfo]] = {}
@@ -250,7 +251,7 @@ class Cluster:
         )
 
     def _without_lost_leaders(self, nodes: dict[int, Node]) -> Generator[None, None, dict[str, TopicInfo]]:
-        """Return the topics. Partitions whose leader is not in `nodes` have no leader in the result."""
+        """Return the topics. A partition loses its leader if that broker is not in `nodes`."""
         topics: dict[str, TopicInfo] = {}
         for name, info in self.topics.items():
             yield
@@ -307,7 +308,7 @@ def _merging_topic(
             yield
         merged.sort(key=attrgetter("partition"))
         if not merged or any(partition.partition != index for index, partition in enumerate(merged)):
-            # A topic always has partitions 0 to n-1; anything else is metadata that is still incomplete.
+            # A topic always has partitions 0 to n-1; anything else means that the metadata is still incomplete.
             error = ErrorCode.LEADER_NOT_AVAILABLE
     if error != 0:
         if known is None:

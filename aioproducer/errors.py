@@ -55,8 +55,8 @@ def counted(count: int, one: str, several: str = "") -> str:
 
     Args:
         count: the number.
-        one: the noun after the number 1.
-        several: the noun after any other number; by default, `one` with an s.
+        one: the noun for a count of 1.
+        several: the noun for any other count; by default, `one` with an s.
     """
     return f"{count} {one if count == 1 else several or one + 's'}"
 
@@ -83,8 +83,10 @@ def _by_number(character: str) -> str:
 def without_tracebacks(error: E) -> E:
     """Remove the tracebacks of an error and its causes, so that it can be stored. Return the error.
 
-    From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, up to the user's frame.
-    A single traceback, even a cause's, would keep the objects of these frames alive until the next garbage collection.
+    From Python 3.12 on, the frame of a finished coroutine refers to the frame that awaited it, and so on up to the
+    user's frame. A single traceback, even a cause's, would keep the objects in these frames alive until the next
+    garbage collection.
+
     The `__context__` is removed as well. The exception that it referred to is not changed, because user code may be
     handling it.
     """
@@ -104,7 +106,7 @@ class KafkaError(Exception):
     requires_abort: ClassVar[bool] = False
     requires_reinit: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
-    """Whether the producer cannot continue and must be replaced by a new one."""
+    """True if the producer cannot continue and must be replaced by a new one."""
 
     def __init__(self, message: str = "", **facts: Any) -> None:
         if not message.isascii():
@@ -209,7 +211,7 @@ class BufferTimeoutError(KafkaTimeoutError):
 class MetadataTimeoutError(KafkaTimeoutError):
     """No metadata for the topic arrived within max_block_ms; the record was not buffered.
 
-    `reported` is the name of the error that the cluster reports for the topic; empty if it has not answered.
+    `reported` is the name of the error that the cluster reports for the topic; empty if no broker has answered.
     """
 
     outcome = Outcome.NOT_PERSISTED
@@ -267,10 +269,10 @@ class TransactionAbortedError(DeliveryError):
 
 
 class SendManyError(KafkaError):
-    """Some rows of a `send_many` failed; all others are in the log.
+    """Some rows of a `send_many` call failed; all others are in the log.
 
     `errors` contains the error of each failed row. `outcome` is UNKNOWN if the outcome of any failed row is UNKNOWN;
-    likewise, `retriable` and the other flags are each set if the error of any row sets them.
+    likewise, `retriable` and each of the other flags is set if any row's error sets it.
     """
 
     outcome: Outcome = Outcome.UNKNOWN
@@ -290,12 +292,12 @@ class TransactionAbortableError(TransactionError):
     requires_abort = True
     last_error: BaseException | None = None
     partitions: frozenset[TopicPartition] = frozenset()
-    """The partitions of a participant to which another producer has written in the same transaction."""
+    """The participant's partitions to which another producer has written in the same transaction."""
 
 
 class TransactionReinitError(TransactionError):
-    """This producer epoch can no longer be used. Close the producer, or call `init_transactions()` for a new epoch,
-    which fences any other producer with this transactional id."""
+    """This producer epoch can no longer be used. Close the producer, or call `init_transactions()` to get a new
+    epoch; this fences any other producer with this transactional id."""
 
     requires_reinit = True
 

@@ -23,12 +23,12 @@ P = ParamSpec("P")
 
 
 class FromConfig:
-    """A base class of `Producer`, whose `__init__` is decorated with `remembers_arguments` and begins with
-    `_configure()`."""
+    """A base class of `Producer`. The `__init__` of `Producer` is decorated with `remembers_arguments`, and begins by
+    calling `_configure()`."""
 
     _given: dict[str, Any]
     _sourced = Sourced({}, {})
-    """The settings that were read from a source and not passed by the caller; set before `__init__` runs."""
+    """The settings that were read from a source, not passed by the caller; assigned before `__init__` runs."""
     _config: ProducerConfig
 
     @property

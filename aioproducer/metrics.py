@@ -134,15 +134,15 @@ class Metrics:
     batch_size: Histogram = field(default_factory=Histogram)
     records_per_request: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
-    """Seconds from the opening of a batch to its first attempt."""
+    """Seconds from opening a batch to first sending it."""
     time_to_ack: Histogram = field(default_factory=Histogram)
-    """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
+    """Seconds from opening a batch to its acknowledgement, weighted by the number of its records."""
     time_to_failure: Histogram = field(default_factory=Histogram)
-    """Seconds from the opening of a batch to its failure, weighted by the records that failed with it."""
+    """Seconds from opening a batch to its failure, weighted by the number of records that failed with it."""
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
     # written by the accumulator's lock
     buffer_wait: Histogram = field(default_factory=Histogram)
-    """Seconds that each call to `send` waited for room in the buffer, if it had to wait."""
+    """Seconds that calls to `send` waited for room in the buffer; calls that did not wait are not included."""
     # written by send
     rejected: dict[str, int] = field(default_factory=dict)
     """Records that `send` rejected, by the class of the error."""

@@ -180,15 +180,16 @@ class RoundRobin:
 
 
 class UniformSticky:
-    """Chooses the partition that the next records without a key fill (KIP-794). Each topic has its own instance.
+    """Chooses the partition for the next records without a key (KIP-794). Each topic has its own instance.
 
-    A new partition is chosen after a number of bytes, which the compiled path counts, not after each batch: a slow
-    broker's batches grow, so choosing after each batch would send more data to slow brokers. With `adaptive`, the
-    choice is weighted: the fewer batches are waiting for a partition, the likelier it is to be chosen. Without weights,
-    each partition is chosen once, in random order, before any is chosen again, so n choices reach all n partitions.
+    A new partition is chosen after a certain number of bytes (counted by the compiled path), not after each batch.
+    Batches for a slow broker grow, so choosing after each batch would send more data to slow brokers. With `adaptive`,
+    the choice is weighted: the fewer batches are waiting for a partition, the likelier it is to be chosen. Without
+    weights, each partition is chosen once, in random order, before any is chosen again, so n choices reach all n
+    partitions.
 
     In all methods, `available` means the partitions that may be chosen: those with a leader, or all if none has one.
-    Pass the same object as long as these partitions have not changed, so that it need not be examined again.
+    Pass the same object as long as these partitions have not changed, so that they are not examined again.
     """
 
     __slots__ = (
@@ -217,7 +218,7 @@ class UniformSticky:
         self._ids: list[int] = []
         self._bounds: list[int] = []
         self._load_of: Sequence[int] | None = None
-        """The available partitions that were found to include all of `_ids`."""
+        """The sequence of available partitions that `_ids` was last checked against."""
 
     def current(self, available: Sequence[int]) -> int:
         """Return the current partition. If it is not available, choose another one first."""
@@ -236,7 +237,7 @@ class UniformSticky:
         number = self._random.getrandbits(32)
         if self._bounds and self._load_of is not available:
             self._load_of = available
-            if not set(self._ids) <= set(available):  # the load includes a partition that no longer exists
+            if not set(self._ids) <= set(available):  # the load includes a partition that is not available
                 self._ids, self._bounds = [], []
         if self._bounds:
             self._current = self._ids[bisect_right(self._bounds, number % self._bounds[-1])]
@@ -284,7 +285,7 @@ class NodeAvailability:
     Time during which no data is waiting does not count: a broker whose records have expired may be back, and only new
     records can show that.
 
-    Only the sender uses it. Times are the event loop's, in seconds.
+    Only the sender uses this class. Times are the event loop's, in seconds.
     """
 
     __slots__ = ("_looked", "_since", "is_watched", "timeout")
@@ -298,7 +299,7 @@ class NodeAvailability:
         self._looked: dict[int, float] = {}
 
     def update(self, node_id: int, now: float, *, can_drain: bool) -> None:
-        """Note that data is waiting for a broker, and whether the broker can accept it now."""
+        """Update the state of a broker that data is waiting for: whether it can accept the data now."""
         if not self.is_watched:
             return
         if can_drain:
@@ -308,7 +309,7 @@ class NodeAvailability:
         self._looked[node_id] = now
 
     def only_for(self, node_ids: Collection[int]) -> None:
-        """Note that data is waiting only for these brokers."""
+        """Forget all brokers except these, the only ones that data is waiting for."""
         for node_id in [node_id for node_id in self._since if node_id not in node_ids]:
             del self._since[node_id]
 

@@ -84,7 +84,7 @@ class Producer(
             never waits, but `start` may still take up to request_timeout_ms.
         delivery_timeout_ms: the time within which a record is delivered or fails (KIP-91). Default: 120000, or
             linger_ms + request_timeout_ms if that is longer; with a transactional_id at most transaction_timeout_ms.
-        close_timeout_ms: how long the end of `async with` waits for records that are buffered or in flight, at most
+        close_timeout_ms: how long `async with` waits on exit for records that are buffered or in flight; at most
             delivery_timeout_ms. `close()` has its own timeout.
         request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
         retry_backoff_ms, retry_backoff_max_ms: the pause before a retry, doubled each time, with 20% jitter (KIP-580).
@@ -95,7 +95,7 @@ class Producer(
             "consistent_random" (librdkafka's), "round_robin", "random", or a callable
             (key, all partitions, available partitions) -> partition.
         partitioner_ignore_keys: the same as partitioner="random".
-        partitioner_adaptive_partitioning_enable: send fewer records without a key to partitions whose batches queue up.
+        partitioner_adaptive_partitioning_enable: for records without a key, avoid partitions whose batches queue up.
         partitioner_availability_timeout_ms: avoid partitions whose broker has accepted nothing for this long; 0: never.
         key_serializer, value_serializer: f(value) or f(value, context) -> bytes, or an object with
             serialize(topic, value, headers); each may be async. A key or value of None is not serialized.
@@ -196,7 +196,7 @@ class Producer(
         """Return a producer that takes part in another producer's transaction, perhaps in another process.
 
         The new producer may only send to `partitions` and flush. The producer that began the transaction ends it,
-        once this one has delivered all its records and has been closed. Records need `partition=`, or a key and the
+        once this one has delivered all its records and been closed. Records need `partition=`, or a key and the
         partitioner murmur2.
 
         If another producer has written to a partition in the same transaction, this producer's first delivery to that
@@ -233,7 +233,7 @@ class Producer(
         """Return a producer that owns a transaction released by another producer, perhaps in another process.
 
         The new producer may send offsets, and commit, abort or fence the transaction, but not send records. If it is
-        closed before the transaction has ended, it aborts the transaction. After the end of the transaction,
+        closed before the transaction has ended, it aborts the transaction. Once the transaction has ended,
         `init_transactions()` takes over the transactional id permanently.
 
         Args:
@@ -251,8 +251,8 @@ class Producer(
 
     # ------------------------------------------------------------------------------------------- sending
 
-    # The methods that run are compiled: RecordPath in records/_record_path.pyx. If a record has to wait, they call
-    # _send_slowly() or _try_send_slowly(), below.
+    # These stubs are for type checkers. The compiled methods are in RecordPath (records/_record_path.pyx). If a record
+    # has to wait, they call _send_slowly() or _try_send_slowly(), below.
 
     if TYPE_CHECKING:
 
@@ -349,7 +349,7 @@ class Producer(
             ...
 
     async def _send_slowly(self, pending: PendingRecord, timeout: float | None) -> Delivery:
-        """Send a record that has to wait: for metadata, an async serializer, the user's partitioner, or room."""
+        """Send a record that may have to wait for metadata, an async serializer, the user's partitioner, or room."""
         with self._rejections.of(pending.topic):
             self._check_may_append()
             check_timeout(timeout, InvalidRecordError)
@@ -499,7 +499,7 @@ class Producer(
         Raises:
             TimeoutError: the results of some records are not known yet. These records are still being sent.
 
-        Cancelling the call has no effect on the records.
+        Cancelling the call does not affect the records.
         """
         self._check_usable()
         check_timeout(timeout)
@@ -514,7 +514,7 @@ class Producer(
         """Return the leader, leader epoch, replicas and ISR of each partition.
 
         Args:
-            topic: its name.
+            topic: the name of the topic.
             timeout: seconds to wait for the topic's metadata; None for max_block_ms.
 
         Raises:

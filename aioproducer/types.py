@@ -84,7 +84,7 @@ def _parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
 def is_buffer(data: object) -> bool:
     """Return whether an object supports the buffer protocol, as bytes, bytearray and memoryview do."""
     try:
-        memoryview(data).release()  # type: ignore[arg-type]  # the question is whether it can be one
+        memoryview(data).release()  # type: ignore[arg-type]  # any object may be passed
     except TypeError:
         return False
     except (BufferError, ValueError):  # a buffer that is not contiguous, or a released memoryview
@@ -118,8 +118,8 @@ class Node(NamedTuple):
 class Outcome(Enum):
     """Whether a record whose delivery failed may be in the log.
 
-    NOT_PERSISTED is used only if it can be proved: the record was never written to a socket, or the broker rejected it
-    before the append. Otherwise the outcome is UNKNOWN: the record may be in the log.
+    NOT_PERSISTED means that the record is certainly not in the log: it was never written to a socket, or the broker
+    rejected it before the append. Otherwise, the outcome is UNKNOWN: the record may be in the log.
     """
 
     NOT_PERSISTED = "not persisted"
@@ -250,8 +250,8 @@ class PartitionOffset(Protocol):
 OffsetsToCommit = Mapping[Any, int | tuple[int, str] | OffsetAndMetadata] | Iterable[PartitionOffset]
 """The offsets that a transaction commits: a mapping as in aiokafka, or a list as in confluent-kafka.
 
-The keys of the mapping are (topic, partition): tuples, TopicPartitions or aiokafka's. Type checkers do not check them,
-because the type of a mapping's keys must match exactly."""
+A key of the mapping is a tuple (topic, partition), a TopicPartition or aiokafka's TopicPartition. Type checkers do not
+check the keys, because the type of a mapping's keys must match exactly."""
 
 
 class TransactionHandle(NamedTuple):
@@ -264,10 +264,10 @@ class TransactionHandle(NamedTuple):
     is_v2: bool
     """Whether the transaction uses transactions v2 (KIP-890)."""
     has_begun: bool = True
-    """Whether the coordinator may know the transaction, because a request was sent or a participant may send one."""
+    """Whether the coordinator may know of the transaction, because a request was sent or a participant may send one."""
     doubtful_offsets: tuple[tuple[str, TopicPartition, OffsetAndMetadata], ...] = ()
     """Offsets (group id, partition, offset) that were sent more than once because an answer was lost. A delayed attempt
-    could replace other offsets, so the resumed producer can't send other offsets for these partitions."""
+    could replace offsets that are sent later, so the resumed producer can't send other offsets for these partitions."""
 
 
 class ConsumerGroupMetadata(NamedTuple):

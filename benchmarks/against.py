@@ -44,11 +44,11 @@ CASES: dict[str, tuple[Job, str]] = {
         "p50_ms",
     ),
 }
-"""The jobs, and the figure of each that is compared."""
+"""The job of each case, and the figure that is compared."""
 
 
 def built(commit: str) -> Path:
-    """Return the folder of the package as it was at the commit; build it if that was not yet done."""
+    """Return the folder with the package as of the commit, and build the package first if necessary."""
     git = ["git", "-C", str(ROOT)]
     name = subprocess.check_output([*git, "rev-parse", f"{commit}^{{commit}}"], text=True).strip()
     place = ROOT / "build" / "against" / name
@@ -64,7 +64,7 @@ def built(commit: str) -> Path:
 
 
 def measured(job: Job, package: Path) -> dict[str, Any]:
-    """Measure the package in this folder, in a process and with a broker of its own."""
+    """Measure the package in this folder, in a separate process and with a separate broker."""
     with AckBroker("--topic", f"{job.topic}:{job.partitions}") as broker:
         process = subprocess.Popen(
             [
@@ -83,14 +83,14 @@ def measured(job: Job, package: Path) -> dict[str, Any]:
             process.kill()
         counted = sum(sum(topic["records"]) for topic in broker.counts()["topics"].values())
     if counted != result["sent"]:
-        raise MeasurementError(f"the broker counted {counted:,} records of {result['sent']:,} sent")
+        raise MeasurementError(f"the broker counted {counted:,} records, but {result['sent']:,} were sent")
     if not Path(result["package"]).is_relative_to(package):
         raise MeasurementError(f"{result['package']} was measured instead of {package}")
     return result
 
 
 def ratios(job: Job, figure: str, other: Path, pairs: int) -> list[float]:
-    """Return this version's figure relative to the other's, for each pair; they take turns to run first."""
+    """Return this version's figure relative to the other's, for each pair. The two take turns to run first."""
     found = []
     for pair in range(pairs):
         figures = {

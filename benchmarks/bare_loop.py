@@ -20,7 +20,7 @@ from job import Job
 _REQUEST = struct.Struct(">ihhihhhi")
 """The length, the header of Produce version 8 without a client id, and its fields before the topics."""
 _BATCH = struct.Struct(">iiqiibI")
-"""The partition, the size of its records, and a batch's fields until its checksum."""
+"""The partition, the size of its records, and a batch's fields up to its checksum."""
 _SUMMED = struct.Struct(">hiqqqhii")
 _LENGTH = struct.Struct(">i")
 _ERROR = struct.Struct(">h")
@@ -29,7 +29,7 @@ _TIMEOUT_MS = 30_000
 
 
 def varint(number: int) -> bytes:
-    """Return a number that is not negative in zigzag encoding."""
+    """Return a non-negative number in zigzag encoding."""
     number <<= 1
     out = bytearray()
     while number > 0x7F:
@@ -81,7 +81,7 @@ class BareLoop(asyncio.Protocol):
         await (await self.send(topic, value))
 
     async def ready(self, topic: str) -> None:
-        """Nothing has to be known."""
+        """Return at once, because no metadata is needed."""
 
     async def close(self) -> None:
         self._transport.close()

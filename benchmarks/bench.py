@@ -84,10 +84,10 @@ SHOWN = ("perf", "report", "--stdio", "--no-children", "--percent-limit", "0.7",
 
 
 def profile() -> None:
-    """Profile a pipelined run of aioproducer: its Python functions by cProfile, then all of the process by perf.
+    """Profile a pipelined run of aioproducer: its Python functions with cProfile, then the whole process with perf.
 
-    cProfile makes each Python call dearer and does not see compiled code; perf sees it, and not the names of Python
-    functions."""
+    cProfile makes each Python call slower and does not see compiled code. perf sees compiled code, but not the names of
+    Python functions."""
     job = Job("pipelined", OURS, records=300_000, warm_up=20_000)
     with AckBroker("--topic", "t:12") as broker:
         measured = replace(job, bootstrap=broker.bootstrap, profile=True)

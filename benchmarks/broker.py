@@ -11,7 +11,7 @@ import programs
 
 
 class AckBroker:
-    """One running broker, whose counts begin at zero; the end of the `with` block stops it."""
+    """One running broker, whose counts begin at zero. It is stopped when the `with` block ends."""
 
     def __init__(self, *options: str) -> None:
         self._options = options

@@ -36,7 +36,7 @@ async def open_aioproducer(job: Job) -> Face:
     from aioproducer import Producer
 
     settings = chosen(job, batch_size="batch_size", linger_ms="linger_ms", compression="compression_type")
-    if job.kind in ("memory", "window"):  # the records of the window must have room
+    if job.kind in ("memory", "window"):  # the buffer must have room for the whole window
         settings["buffer_memory"] = UNBOUNDED
     if job.authority:
         settings |= {"security_protocol": "SSL", "ssl_truststore_location": job.authority}
@@ -80,7 +80,7 @@ async def open_aiokafka(job: Job) -> Face:
 async def open_confluent_aio(job: Job) -> Face:
     from confluent_kafka.aio import AIOProducer
 
-    # Its defaults are 1,000 records and one second; the closed loop would never fill such a group.
+    # AIOProducer's defaults are 1,000 records and one second; the closed loop would never fill such a group.
     gathered: dict[str, Any] = {"batch_size": 1} if job.kind == "closed_loop" else {}
     producer = AIOProducer(librdkafka(job), buffer_timeout=max(job.linger_ms or 0, 5) / 1000, **gathered)
 

@@ -1,4 +1,4 @@
-"""CPU time and size of a batch with each library that could compress it, and of its checksum.
+"""CPU time of compressing a batch and of its checksum, and the compressed size, with each library that could do it.
 
 The candidates take turns, in one thread, on JSON lines as in the other measurements. `aioproducer` is what the
 producer uses."""
@@ -75,7 +75,7 @@ def measured(found: dict[tuple[str, str], Run], data: bytes, rounds: int) -> dic
 def releases_the_gil(run: Run, data: bytes) -> bool:
     """Report whether another thread can run during `run`. A busy machine may wake it late, so there are 20 tries."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # a thread that keeps the GIL then keeps it to its end
+    sys.setswitchinterval(1000)  # a thread that does not release the GIL then keeps it until it ends
     try:
         return any(_run_at_the_same_time(run, data) for _ in range(20))
     finally:

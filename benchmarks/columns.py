@@ -131,7 +131,8 @@ async def stream(job: Job) -> Result:
     await write(job.warm_up)
     cpu, wall = cpu_seconds(), time.perf_counter()
     await write(job.records)
-    if not job.authority:  # TLS has no half-closed connections; a write buffer at most is left there
+    # TLS has no half-closed connections; with TLS, at most one write buffer is left unsent.
+    if not job.authority:
         writer.write_eof()
         await reader.read()  # the other side has read everything and closes
     cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall

@@ -4,7 +4,7 @@
 
 One process sends windows of records to the acknowledging broker, and awaits each window in one of the ways, which take
 turns. The figures are CPU per record, including the sending: the median of each way, and the median of the differences
-to the window of the same round that was awaited one by one, with its 95 % interval."""
+from the window of the same round that was awaited one by one, with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from job import FASTEST_LOOP, LINES, cpu_seconds, lines, new_event_loop
 from observability import interval
 
 GOAL = 0.15
-"""The CPU per record that `gather` may cost more than awaiting one by one, relative to the latter with sending."""
+"""The additional CPU per record that `gather` may cost, relative to the CPU of sending and awaiting one by one."""
 WARM_UP = 5
-"""The rounds before the first one that counts."""
+"""The number of rounds before the first one that counts."""
 
 
 async def one_by_one(deliveries: list[Delivery]) -> int:
@@ -86,7 +86,7 @@ def main() -> int:
         counted = sum(sum(topic["records"]) for topic in broker.counts()["topics"].values())
     sent = (options.rounds + WARM_UP) * len(WAYS) * options.window
     if counted != sent:
-        print(f"the broker counted {counted:,} records of {sent:,} sent", file=sys.stderr)
+        print(f"the broker counted {counted:,} records, but {sent:,} were sent", file=sys.stderr)
         return 2
     plain = found["one by one"]
     base = statistics.median(plain)
@@ -100,7 +100,7 @@ def main() -> int:
         low, high = interval(differences)
         print(
             f"{name:20} {statistics.median(used):.3f} µs; more than one by one: {statistics.median(differences):+.3f} "
-            f"[{low:+.3f}, {high:+.3f}] µs, {more[name]:+.2f} times its row"
+            f"[{low:+.3f}, {high:+.3f}] µs, {more[name]:+.2f} times that row"
         )
     print(f"goal {GOAL} for aioproducer.gather; load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
     return 0 if more["aioproducer.gather"] <= GOAL else 1

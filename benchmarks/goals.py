@@ -144,7 +144,7 @@ class Found:
         return Check(what, ratio, shown(ours))
 
     def overhead(self, work: str, times: float) -> Check:
-        """Compare the CPU that a service's work costs above plain bytes with `times` that of plain bytes."""
+        """Compare the CPU that a service's work adds to plain bytes with `times` the CPU of plain bytes."""
         what = f"{SERVICES}, {work}: CPU above that of bytes at most {times:.3g}x that of bytes"
         ours = self.median(SERVICES, OURS, work, "client_us")
         plain = self.median(SERVICES, OURS, BYTES, "client_us")
@@ -180,7 +180,7 @@ class Found:
         return Check(what, least / found, f"{found:.2f}")
 
     def happened(self, section: str, row: str, column: str) -> Check:
-        """Check that the measurement succeeded; it fails if a record is missing in the log."""
+        """Check that the measurement succeeded; it fails if a record is missing from the log."""
         what = f"{section}, {row}, {column}: the log holds what was sent"
         rate = self.median(section, row, column, "records_per_s")
         if rate is None or rate != float("inf"):

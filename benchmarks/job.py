@@ -1,6 +1,6 @@
 """The input and output of one measurement: a job as JSON in argv, a result as JSON on stdout.
 
-The Go and Java programs under peers/ read the same jobs, with the same names."""
+The programs under peers/ (C, Go and Java) read the same jobs, with the same names."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ class Job:
     value_size: int = 100
     records: int = 0
     warm_up: int = 0
-    window: int = (
-        10_000  # records sent before their deliveries are awaited, one by one; the most unacknowledged ones
-    )
+    window: int = 10_000
+    """Records sent before their deliveries are awaited one by one, or the most that may be unacknowledged."""
     tasks: int = 1
     seconds: float = 0
     linger_ms: float | None = 5  # None leaves the client's own default
@@ -47,16 +46,16 @@ class Job:
     partitions: int = 12
     round_robin: bool = False  # each record to the next partition; else the client chooses
     loop: str = FASTEST_LOOP
-    work: str = ""  # of a job of the kind services or transform: a key of services.WORKS
+    work: str = ""  # for the kinds services and transform: a key of services.WORKS
     over_tls: bool = False
-    level: int | None = None  # of the compression; None leaves the client's own default
+    level: int | None = None  # the compression level; None leaves the client's own default
     processors: int = 0  # franz-go's GOMAXPROCS; 0: all processors
     profile: bool = False
     # Set when the job runs.
     bootstrap: str = ""
     authority: str = ""  # the file with the certificate that the client trusts, if the job runs over TLS
     topic: str = "t"
-    source: str = ""  # of a job of the kind transform: the topic that it reads
+    source: str = ""  # for the kind transform: the topic that it reads
     values_file: str = ""
 
     def as_argument(self) -> str:

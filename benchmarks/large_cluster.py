@@ -27,7 +27,7 @@ VALUE = b"v" * 100
 
 
 class Double:
-    """A running metadata_double.py; the end of the `with` block stops it."""
+    """A running metadata_double.py, which is stopped when the `with` block ends."""
 
     def __init__(self, *options: str) -> None:
         program = Path(__file__).with_name("metadata_double.py")
@@ -51,7 +51,7 @@ class Double:
         self._process.wait()
 
     def obey(self, command: str) -> dict[str, int]:
-        """Give a command; return what was received until then."""
+        """Send a command. Return the counts of what the double has received so far."""
         self._stdin.write(f"{command}\n")
         self._stdin.flush()
         counts: dict[str, int] = json.loads(self._stdout.readline())
@@ -59,7 +59,7 @@ class Double:
 
 
 async def lag(late: list[float]) -> None:
-    """Add to `late` how many seconds each turn of the loop came late, until cancelled."""
+    """Append to `late` by how many seconds each turn of the loop was late, until cancelled."""
     while True:
         due = time.perf_counter() + TICK  # uvloop's clock counts in milliseconds
         await asyncio.sleep(TICK)
@@ -67,7 +67,7 @@ async def lag(late: list[float]) -> None:
 
 
 async def measured(name: str, step: Callable[[], Awaitable[None]]) -> dict[str, Any]:
-    """Run one step; return its figures."""
+    """Run one step, and return its figures."""
     late: list[float] = []
     watching = asyncio.create_task(lag(late))
     cpu, wall = cpu_seconds(), time.perf_counter()
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--brokers", type=int, default=1000)
     parser.add_argument("--topics", type=int, default=5000)
-    parser.add_argument("--partitions", type=int, default=40, help="of each topic")
+    parser.add_argument("--partitions", type=int, default=40, help="number of partitions of each topic")
     options = parser.parse_args()
     size = [f"--{name}={value}" for name, value in vars(options).items()]
     with Double(*size) as double, asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -102,7 +102,7 @@ async def pipelined(job: Job, face: Face) -> Result:
 
 
 async def with_work(job: Job, face: Face) -> Result:
-    """Measure as `pipelined` does, and part the CPU time into the user's own function and the client."""
+    """Measure as `pipelined` does, and divide the CPU time between the user's own function and the client."""
     async with services.reading_metrics(job):
         result = await pipelined(job, face)
         measured = [] if (own := services.own_calls(job)) is None else await in_rounds(job, face, *own)
@@ -112,7 +112,7 @@ async def with_work(job: Job, face: Face) -> Result:
 async def in_rounds(
     job: Job, face: Face, function: Callable[[Any], object], pairs: list[tuple[Any, bytes]]
 ) -> list[services.Round]:
-    """Measure the job beside a loop that sends bytes, with and without calls of the user's own function."""
+    """Measure the job and, for comparison, sending bytes with and without calls of the user's own function."""
     push, bytes_job = chunks(job, face), replace(job, work="")
     plain = await OPEN[job.client](bytes_job)
     await plain.ready(job.topic)
@@ -188,7 +188,7 @@ async def memory(job: Job, face: Face) -> Result:
 
 
 class Ticker:
-    """Repeatedly schedules a call in one millisecond, and records how late each one is.
+    """Repeatedly schedules a call for one millisecond later, and records how late each call is.
 
     `held` is the CPU time of the loop's thread between two calls: the part of the lag that the client itself causes,
     independent of other work on the machine."""
@@ -255,7 +255,7 @@ async def lag(job: Job, face: Face) -> Result:
 
 
 async def idle(job: Job) -> Result:
-    """Measure the lag in a process that does nothing else, which is caused by the machine."""
+    """Measure the lag that the machine causes, in a process that does nothing else."""
     await asyncio.sleep(0.5)
     ticker = Ticker()
     await asyncio.sleep(job.seconds)
@@ -312,7 +312,7 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)  # skip the exit of a client that was not closed, which may block or print
+        os._exit(1)  # skip the usual exit: a client that was not closed may block or print
     print(json.dumps(result))
 
 

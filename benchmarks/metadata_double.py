@@ -1,8 +1,8 @@
-"""A double of a very large cluster: one listener for each broker, and topics that store nothing.
+"""A test double for a very large cluster: one listener for each broker, and topics that store nothing.
 
     python benchmarks/metadata_double.py --brokers 1000 --topics 5000 --partitions 40
 
-It prints the port of the first broker, then obeys a command a line: `move` gives every second partition another
+It prints the port of the first broker, then obeys commands, one per line: `move` gives every second partition another
 leader, and `counts` prints what was received. Leaders acknowledge every batch; other brokers answer
 NOT_LEADER_OR_FOLLOWER and name the leader (KIP-951)."""
 
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--brokers", type=int, default=1000)
     parser.add_argument("--topics", type=int, default=5000)
-    parser.add_argument("--partitions", type=int, default=40, help="of each topic")
+    parser.add_argument("--partitions", type=int, default=40, help="number of partitions of each topic")
     options = parser.parse_args(argv)
     asyncio.run(run(LargeCluster(options.brokers, options.topics, options.partitions)))
 

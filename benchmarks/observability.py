@@ -78,7 +78,7 @@ async def measure(job: Job, *, is_observed: bool) -> dict[str, Any]:
     hook = CountingHook()
     scrape = switch_on(Path(os.devnull)) if is_observed else None
     if scrape is not None:
-        scrape()  # the first time, it looks for entry points
+        scrape()  # the first scrape looks for entry points
     async with Producer(
         job.bootstrap,
         linger_ms=job.linger_ms or 0,
@@ -104,7 +104,7 @@ async def _watch(producer: Producer[Any, Any], scrape: Callable[[], None]) -> No
 
 
 def measured(job: Job, *, is_observed: bool) -> dict[str, Any]:
-    """Measure in a process and a broker of its own."""
+    """Measure in a separate process, with a separate broker."""
     with AckBroker("--topic", f"{job.topic}:{job.partitions}") as broker:
         arguments = ["--child", job.as_argument(), "--bootstrap", broker.bootstrap]
         process = subprocess.Popen(
@@ -119,13 +119,13 @@ def measured(job: Job, *, is_observed: bool) -> dict[str, Any]:
             process.kill()
         counted = sum(sum(topic["records"]) for topic in broker.counts()["topics"].values())
     if counted != result["sent"]:
-        raise MeasurementError(f"the broker counted {counted:,} records of {result['sent']:,} sent")
+        raise MeasurementError(f"the broker counted {counted:,} records, but {result['sent']:,} were sent")
     return result
 
 
 def ratios(job: Job, pairs: int) -> list[float]:
-    """Return the CPU time with observability relative to that without, for each pair; they take turns to run
-    first."""
+    """Return the CPU time with observability relative to that without, for each pair. The two take turns to
+    run first."""
     found = []
     for pair in range(pairs):
         used = {}

@@ -30,7 +30,7 @@ BY_DEFAULT = ", its own batch_size"
 ON_ASYNCIO = ", asyncio's loop"
 ONE_PROCESSOR = ", GOMAXPROCS=1"
 
-# The numbers of records for which each client needs a good half second, so that all processes run equally long.
+# The numbers of records that take each client a little over half a second, so that all processes run equally long.
 RECORDS = {
     OURS: 600_000,
     BARE_LOOP: 600_000,
@@ -43,7 +43,8 @@ RECORDS = {
     AIOKAFKA: 80_000,
     KAFKA_PYTHON: 40_000,
 }
-# The records before a client's figures are stable: Java compiles hot code, Go's heap reaches its size.
+# The numbers of records after which a client's figures are stable: Java has compiled hot code, and Go's heap has
+# reached its size.
 WARM_UP = {FRANZ_GO: 200_000, JAVA: 1_000_000}
 COMPRESSING = ("lz4", "zstd", "gzip", "snappy")
 
@@ -105,7 +106,7 @@ def throughput(quick: bool) -> list[Cell]:
             repeats = 2 if quick else 5 if (value_size, partitions) == (100, 12) else 3
             cells.append(Cell(THROUGHPUT, column, client, job, repeats))
             if (value_size, partitions) == (1000, 12) and client in (OURS, FRANZ_GO) and not quick:
-                # The sender gathers requests for a broker that answers within a millisecond, as that of this run does.
+                # The sender gathers requests for a broker that answers within a millisecond, as this run's does.
                 farther = f"{column}, answers after 2 ms"
                 cells.append(Cell(THROUGHPUT, farther, client, job, 3, delay_ms=2))
             if client == OURS and not quick and job.loop != "asyncio":
@@ -118,7 +119,7 @@ def throughput(quick: bool) -> list[Cell]:
 
 
 def window(quick: bool, target: str = NULL) -> list[Cell]:
-    """Return cells with at most 50,000 unacknowledged records: how a service sends."""
+    """Return cells with at most 50,000 unacknowledged records, which is how a service sends."""
     section = WINDOW if target == NULL else WINDOW_REAL
     cells = []
     for value_size in (100,) if quick else (100, 1000):
@@ -147,7 +148,7 @@ def throughput_real(quick: bool) -> list[Cell]:
     return cells
 
 
-# The numbers of 1 KB records that take half a second to compress, and a warm-up that is long enough for Java.
+# The numbers of 1 KB records that take half a second to compress.
 CODEC_RECORDS = {"none": 120_000, "lz4": 100_000, "snappy": 100_000, "zstd": 60_000, "gzip": 32_000}
 
 
@@ -238,13 +239,13 @@ def tls(quick: bool) -> list[Cell]:
     return cells
 
 
-# The numbers of records of the closed loop: with one task, with a thousand.
+# The numbers of records in the closed loop, with one task and with a thousand.
 LOOP_RECORDS = {
     OURS: (4_000, 200_000),
     FRANZ_GO: (8_000, 200_000),
     JAVA: (8_000, 60_000),
     AIOKAFKA: (3_000, 60_000),
-    AIO: (20, 10_000),  # a tenth of a second for each record of one task
+    AIO: (20, 10_000),  # with one task, each record takes a tenth of a second
     KAFKA_PYTHON: (2_000, 0),
 }
 
@@ -291,7 +292,7 @@ def memory(quick: bool) -> list[Cell]:
     for client in (OURS, FRANZ_GO, LIBRDKAFKA, JAVA, CALLBACK, AIO, AIOKAFKA):
         if quick and client == AIO:
             continue
-        # aiokafka keeps only one open batch per partition, so that many records can wait only in a huge batch.
+        # aiokafka keeps only one open batch per partition, so many records can wait only in a huge batch.
         job = Job(
             "memory",
             client,
@@ -345,7 +346,7 @@ def partitions(quick: bool) -> list[Cell]:
                 round_robin=True,
             )
             repeats = 1 if quick else 2 if client == AIOKAFKA else 3
-            if client == AIOKAFKA and count == 10_000:  # each record takes it half a millisecond
+            if client == AIOKAFKA and count == 10_000:  # each record takes aiokafka half a millisecond
                 job, repeats = replace(job, records=job.window, warm_up=0), 1
             cells.append(Cell(PARTITIONS, f"{count:,}", client, job, repeats))
     return cells
@@ -365,7 +366,7 @@ def services(quick: bool) -> list[Cell]:
     cells = []
     for work in WORKS:
         for client in (OURS, AIOKAFKA, CALLBACK):
-            # A traced record costs many times as much as another one.
+            # A traced record costs many times as much as an untraced one.
             share = (0.25 if quick else 0.5) * (0.2 if WORKS[work].sampler else 1)
             job = replace(pipelined(client, share), kind="services", work=work)
             cells.append(Cell(SERVICES, work, client, job, 1 if quick else 5))

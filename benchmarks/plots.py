@@ -1,4 +1,4 @@
-"""Plots of a run, as SVG and PNG, of the most important tables."""
+"""Plots the most important tables of a run, as SVG and PNG."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def compare(lines: int, rounds: int) -> dict[str, list[tuple[float, float]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lines.txt"
         write_lines(path, lines)
-        # Records are read back by their number only, so segments may go soon: a round writes 4 GB.
+        # Only the number of records is checked, so segments can be deleted soon: a round writes 4 GB.
         short = {"log.retention.bytes": 1 << 30, "log.retention.check.interval.ms": 5_000}
         async with ApacheKafka(config=short) as kafka:
             servers = kafka.bootstrap_servers
@@ -103,7 +103,7 @@ def report(found: dict[str, list[tuple[float, float]]], lines: int) -> None:
         rate = statistics.median(other[0] / own[0] for own, other in pairs)
         cpu = statistics.median(own[1] / other[1] for own, other in pairs)
         print(
-            f"beside {name}: {rate:.2f} times its rate, {cpu:.2f} times its CPU (medians of {len(pairs)} rounds)"
+            f"compared with {name}: {rate:.2f} times its rate, {cpu:.2f} times its CPU (medians of {len(pairs)} rounds)"
         )
 
 

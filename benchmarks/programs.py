@@ -1,7 +1,7 @@
 """The programs that a run needs in addition to Python: the acknowledging broker in C, and the peers in C, Go and Java.
 
-Each is built once per change. If Cargo, Go or a Java compiler is missing, `prepare` reports it and the run continues
-without that peer."""
+Each is rebuilt when its sources have changed. If Cargo, Go or a Java compiler is missing, `prepare` reports it and the
+run continues without that peer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def franz_go() -> Path:
 
 
 def library() -> Path:
-    """Build librdkafka, without TLS and codecs, from the source that the crate rdkafka-sys carries."""
+    """Build librdkafka, without TLS and codecs, from the source in the crate rdkafka-sys."""
     built = BUILD / "librdkafka"
     archive = built / "src" / "librdkafka.a"
     manifest = PEERS / "librdkafka" / "Cargo.toml"
@@ -100,7 +100,7 @@ def librdkafka() -> Path:
 
 
 def librdkafka_version() -> str:
-    """Return the version of librdkafka that the crate carries; the crate's own precedes it."""
+    """Return the version of librdkafka in the crate, which follows the crate's own version in Cargo.toml."""
     found = re.search(r'^version = "[^+"]*\+([^"]+)"', (SOURCE / "Cargo.toml").read_text(), re.MULTILINE)
     return found[1] if found else "unknown"
 

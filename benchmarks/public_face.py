@@ -1,4 +1,4 @@
-"""Measures a producer by nothing but its public face, so that other versions of the package can be measured too.
+"""Measures a producer only through its public interface, so that other versions of the package can be measured too.
 
 `against.py` starts it with the version under test in PYTHONPATH, and a job as JSON in argv."""
 
@@ -40,7 +40,7 @@ async def pipelined(job: Job, producer: Producer) -> Result:
 
 
 async def one_task(job: Job, producer: Producer) -> Result:
-    """Await each record before the next is sent."""
+    """Await each record before sending the next."""
     values = lines(job.value_size)
     seconds = []
     for number in range(job.warm_up + job.records):

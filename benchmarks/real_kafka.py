@@ -21,7 +21,7 @@ FETCHED = 50_000  # records per call
 
 SETTINGS = {
     "auto.create.topics.enable": False,
-    "file.delete.delay.ms": 100,  # the next topic needs the disk
+    "file.delete.delay.ms": 100,  # the next topic needs the disk space
     "log.retention.check.interval.ms": 3_600_000,
 }
 
@@ -74,7 +74,7 @@ class RealKafka:
             raise ReadBackError(f"{left:,} values were not stored")
 
     def committed(self, job: Job) -> Counter[tuple[bytes | None, tuple[str, ...]]]:
-        """Count how often each value, with the names of its headers, is in committed transactions of the job's
+        """Count how often each value, with the names of its headers, occurs in committed transactions in the job's
         topic."""
         consumer = Consumer(
             {
@@ -128,7 +128,7 @@ class RealKafka:
                 consumer.get_watermark_offsets(partition, timeout=TIME_OUT)[1] for partition in partitions
             ]
             if sum(ends) != sent:
-                raise ReadBackError(f"the log has {sum(ends):,} records of {sent:,} sent")
+                raise ReadBackError(f"the log has {sum(ends):,} records, but {sent:,} were sent")
             consumer.assign([TopicPartition(p.topic, p.partition, OFFSET_BEGINNING) for p in partitions])
             found = read(consumer, sent)
         finally:
@@ -137,12 +137,12 @@ class RealKafka:
 
 
 def read(consumer: Consumer, count: int) -> Counter[bytes | None]:
-    """Count how often each value is in the log."""
+    """Count how often each value occurs in the log."""
     found: Counter[bytes | None] = Counter()
     while left := count - found.total():
         messages = consumer.consume(min(FETCHED, left), timeout=TIME_OUT)  # waits for all of them
         if not messages:
-            raise ReadBackError(f"{count - left:,} records of {count:,} were read back")
+            raise ReadBackError(f"only {count - left:,} of {count:,} records were read back")
         for message in messages:
             if message.error() is not None:
                 raise ReadBackError(str(message.error()))
@@ -157,4 +157,4 @@ def compare(found: Counter[bytes | None], job: Job, sent: int) -> None:
         raise ReadBackError(f"{len(strangers):,} values were never sent")
     equally = job.kind in ("pipelined", "window", "columns") and sent % LINES == 0
     if equally and (len(found) != LINES or set(found.values()) != {sent // LINES}):
-        raise ReadBackError("some values are more often in the log than others")
+        raise ReadBackError("some values occur more often in the log than others")

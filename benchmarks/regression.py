@@ -24,8 +24,8 @@ from services import HEADER, TEXT
 STORED = Path(__file__).parent / "results" / "ratios.json"
 MARGIN = 0.25
 MARGIN_WITH_USER_CODE = 1.0
-"""Machines differ in how fast they run the user's Python beside compiled code. A record that leaves the compiled path
-costs many times as much."""
+"""Machines differ in how fast they run the user's Python relative to compiled code. A record that leaves the compiled
+path costs many times as much."""
 REPEATS = 5
 
 
@@ -87,7 +87,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ratios of one run, and the limit of their median."""
+    """The ratios of one run, and the limit for their median."""
 
     ratios: tuple[float, ...]
     stored: float

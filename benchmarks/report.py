@@ -157,7 +157,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
     ),
 }
 ROWS_ARE_COLUMNS = {LAG, PARTITIONS, CODECS, SERVICES}
-"""Sections with more cases than clients, whose tables have the clients as columns."""
+"""Sections that have more cases than clients. Their tables have the clients as columns."""
 
 
 def table(section: str, figures: list[Figures]) -> str:
@@ -177,7 +177,7 @@ def table(section: str, figures: list[Figures]) -> str:
     return "\n".join(out)
 
 
-# The figures of each section by which clients are compared. The ratios are those of the first one.
+# The figures by which the clients are compared in each section. The ratios are those of the first figure.
 CPU_AND_RATE, LATENCY = ("cpu_us", "records_per_s"), ("p50_ms", "p99_ms", "records_per_s", "cpu_us")
 COMPARED: dict[str, tuple[str, ...]] = {
     THROUGHPUT: CPU_AND_RATE,
@@ -232,7 +232,7 @@ def peers_of(ours: Figures, figures: list[Figures]) -> list[Figures]:
 
 
 def ratios(figures: list[Figures]) -> list[str]:
-    """Return the ratios of the others' figures to ours, with equal batches, and with each client's default."""
+    """Return the ratios of the others' figures to ours, with equal batches, and with each client's defaults."""
     lines = []
     for ours in figures:
         names = COMPARED.get(ours.cell.section)

@@ -95,7 +95,7 @@ def measured(job: Job) -> Result:
 
 
 def measured_lag(job: Job) -> Result:
-    """Measure the lag of a loop at full load and, just before, that of an idle loop, which the machine causes."""
+    """Measure the lag of an idle loop, which the machine causes, and then the lag of a loop at full load."""
     at_rest = measured(replace(job, kind="idle", client=""))
     return measured(job) | {f"idle_{name}_ms": at_rest[f"lag_{name}_ms"] for name in ("p99", "max")}
 
@@ -118,7 +118,7 @@ def run(cell: Cell, targets: Targets) -> Result:
     counted = sum(sum(topic["records"]) for topic in counts["topics"].values())
     batches = sum(sum(topic["batches"]) for topic in counts["topics"].values())
     if not cell.silent and counted != result["sent"]:
-        raise MeasurementError(f"the broker counted {counted:,} records of {result['sent']:,.0f} sent")
+        raise MeasurementError(f"the broker counted {counted:,} records, but {result['sent']:,.0f} were sent")
     result["broker_cpu_seconds"] = counts["cpu_seconds"]
     result["records_per_batch"] = counted / batches if batches else 0.0
     result["batches_per_request"] = batches / max(1, counts["produce_requests"])
@@ -140,7 +140,7 @@ def run_on_real(cell: Cell, kafka: RealKafka) -> Result:
 
 
 def transformed(job: Job, kafka: RealKafka) -> Result:
-    """Measure a job that reads a topic, and check that each record of it has one in the output."""
+    """Measure a job that reads a topic, and check that the output contains one record for each record read."""
     count = job.warm_up + job.records
     values = transforming.inputs(job)
     with kafka.topic(job.partitions) as source:
@@ -151,13 +151,13 @@ def transformed(job: Job, kafka: RealKafka) -> Result:
         expected = Counter((transform(values[number % len(values)]), headers) for number in range(count))
         if kafka.committed(job) != expected:
             raise MeasurementError(
-                f"the output does not have each of {count:,} records once, with the headers {headers}"
+                f"the output does not contain each of the {count:,} records once, with the headers {headers}"
             )
     return result
 
 
 def interleaved(plan: list[Cell]) -> Iterator[Cell]:
-    """Yield every cell once, then in further rounds those with more repeats; each round begins with another cell."""
+    """Yield every cell once, then, in further rounds, those with more repeats. Each round begins with another cell."""
     for repeat in range(max((cell.repeats for cell in plan), default=0)):
         turn = repeat * len(plan) // 3 % len(plan)
         yield from (cell for cell in plan[turn:] + plan[:turn] if repeat < cell.repeats)

@@ -46,7 +46,7 @@ class Work:
     sampler: str = ""
     """The name of OpenTelemetry's sampler; "" for no tracing."""
     has_metrics: bool = False
-    """Whether the metrics of clients that have some are read each second."""
+    """True if the metrics of the clients that have any are read every second."""
 
     @property
     def function(self) -> Callable[[Any], bytes] | None:
@@ -87,7 +87,7 @@ WORKS = {
 
 
 class AddHeader:
-    """The interceptor of a service, which adds a header to each record."""
+    """A service's interceptor, which adds a header to each record."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
         return record._replace(headers=[ADDED])
@@ -125,7 +125,7 @@ def tracer_provider(job: Job) -> Any:
 
 
 def trace(job: Job) -> None:
-    """Switch tracing on for the asyncio clients, if the job has it."""
+    """Switch tracing on for the asyncio clients, if the job uses it."""
     if not WORKS[job.work].sampler:
         return
     from opentelemetry.metrics import NoOpMeterProvider
@@ -143,7 +143,7 @@ def trace(job: Job) -> None:
 
 
 def traced(job: Job, producer: Any) -> Any:
-    """Return confluent-kafka's producer with tracing, if the job has it."""
+    """Return confluent-kafka's producer, with tracing if the job uses it."""
     if not WORKS[job.work].sampler:
         return producer
     from opentelemetry.instrumentation.confluent_kafka import ConfluentKafkaInstrumentor
@@ -153,7 +153,7 @@ def traced(job: Job, producer: Any) -> Any:
 
 @asynccontextmanager
 async def reading_metrics(job: Job) -> AsyncIterator[None]:
-    """Read aioproducer's metrics in the meantime, if the job has them."""
+    """Read aioproducer's metrics during the block, if the job uses them."""
     has_metrics = WORKS[job.work].has_metrics and job.client == "aioproducer"
     scraping = asyncio.create_task(scrape()) if has_metrics else None
     try:
@@ -178,14 +178,17 @@ async def scrape() -> None:
 
 
 def librdkafka_metrics(job: Job) -> dict[str, Any]:
-    """Return the settings by which confluent-kafka reports its metrics each second, if the job has them."""
+    """Return the settings with which confluent-kafka reports its metrics every second, if the job uses them."""
     if not WORKS[job.work].has_metrics:
         return {}
     return {"statistics.interval.ms": 1000, "stats_cb": json.loads}
 
 
 def own_calls(job: Job) -> tuple[Callable[[Any], object], list[tuple[Any, bytes]]] | None:
-    """Return the user's own function, and a window of its arguments, each with the bytes that are sent beside it."""
+    """Return the user's own function, and a window of its arguments, each paired with the bytes of a plain record.
+
+    None if the job has no such function.
+    """
     work, sent = WORKS[job.work], values(replace(job, work=BYTES))
     function: Callable[[Any], object] | None = work.function
     given = values(job)
@@ -197,13 +200,13 @@ def own_calls(job: Job) -> tuple[Callable[[Any], object], list[tuple[Any, bytes]
 
 
 def rounds(job: Job) -> range:
-    """Return the rounds in which three windows are measured: of the job, of bytes, and of bytes beside the calls."""
+    """Return the rounds, each of which measures three windows: the job, plain bytes, and plain bytes with the calls."""
     return range(max(LEAST_ROUNDS, job.records // 2 // job.window))
 
 
 @dataclass(frozen=True)
 class Round:
-    """The CPU seconds of three windows that follow one another, so that a busy machine changes all of them."""
+    """The CPU seconds of three consecutive windows, so that a busy machine affects all of them."""
 
     whole: float
     plain: float
@@ -213,10 +216,12 @@ class Round:
 
 
 def with_own(job: Job, result: Result, measured: list[Round]) -> Result:
-    """Return a result whose CPU time is that of the rounds, parted into the user's own function and the client.
+    """Return a result with the CPU time of the rounds, divided between the user's own function and the client.
 
     Args:
-        measured: empty without a function; then the client has the whole time.
+        job: the job.
+        result: the result of the whole job.
+        measured: the rounds; empty without a function, in which case the client used all of the time.
     """
     if not measured:
         return {**result, "own_us": 0.0, "client_us": result["cpu_us"]}

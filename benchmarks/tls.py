@@ -1,6 +1,6 @@
-"""TLS in front of the acknowledging broker: a process that ends it and forwards the bytes, and its certificate.
+"""TLS in front of the acknowledging broker: a process with a certificate that terminates TLS and forwards the bytes.
 
-python benchmarks/tls.py CERTIFICATE    prints its port, reads that of the broker from stdin, and serves"""
+python benchmarks/tls.py CERTIFICATE    prints its port, reads the broker's port from stdin, and serves"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 
 
 class TlsEnd:
-    """The process, for the duration of the `with` block. The certificate is created for it."""
+    """Runs the process for the duration of the `with` block, with a new certificate."""
 
     def __enter__(self) -> TlsEnd:
         import trustme
@@ -43,7 +43,7 @@ class TlsEnd:
         return self
 
     def lead_to(self, bootstrap: str) -> str:
-        """Forward to this broker. Return the address of the end with TLS."""
+        """Forward to this broker. Return the address at which clients connect with TLS."""
         assert self._process.stdin is not None
         self._process.stdin.write(bootstrap.rpartition(":")[2] + "\n")
         self._process.stdin.flush()

@@ -45,7 +45,7 @@ def inputs(job: Job) -> list[bytes]:
 
 
 class Meter:
-    """Measures from the commit after which the warm-up is over to the last commit."""
+    """Measures from the commit that ends the warm-up to the last commit."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -3,8 +3,8 @@
     python examples/avro_loop.py --bootstrap-servers localhost:9092 --registry http://localhost:8081 --id billing-1
     curl localhost:9100/metrics
 
-avro_service.py writes the orders. The trace of an order goes on here: its invoice belongs to the same trace. A value
-that is not an order is sent to orders-rejected, in the same transaction. Several processes, each with an id of its own,
+avro_service.py writes the orders. The trace of an order continues here: its invoice belongs to the same trace. A value
+that is not an order is sent to orders-rejected, in the same transaction. Several processes, each with its own id, can
 share the partitions. Ctrl-C or SIGTERM ends the loop after the batch in progress.
 
 AIOPRODUCER_BOOTSTRAP_SERVERS, every other setting of the producer, SCHEMA_REGISTRY_URL and OTEL_EXPORTER_OTLP_ENDPOINT
@@ -59,13 +59,13 @@ SCHEMA = json.dumps(
 )
 ORDER = SerializationContext("orders", MessageField.VALUE)
 NOT_AN_ORDER = (SerializationError, ValueError, KeyError, TypeError)
-"""The errors of other values. Errors of the registry end the loop instead."""
+"""The errors for values that are not orders. Errors from the registry end the loop instead."""
 
 
 async def bill(
     record: ConsumerRecord, producer: Producer[Any, Any], orders: AsyncAvroDeserializer, tracer: Tracer
 ) -> None:
-    """Send the invoice of an order. The trace in the record's headers continues."""
+    """Send the invoice for an order, and continue the trace in the record's headers."""
     sent = {name: value.decode(errors="replace") for name, value in record.headers if value is not None}
     with tracer.start_as_current_span("process orders", propagate.extract(sent), SpanKind.CONSUMER):
         try:
@@ -78,7 +78,7 @@ async def bill(
 
 
 async def run(options: argparse.Namespace, tracers: TracerProvider, metrics: CollectorRegistry) -> int:
-    """Write invoices until a signal. Returns the number of orders."""
+    """Write invoices until a signal arrives. Returns the number of orders."""
     billed = Counter("billing_orders", "Orders in committed transactions.", registry=metrics)
     client = AsyncSchemaRegistryClient.new_client({"url": options.registry, "timeout": options.patience})
     try:
@@ -100,7 +100,7 @@ async def run(options: argparse.Namespace, tracers: TracerProvider, metrics: Col
             async with consumer, TransformLoop(producer, consumer, ["orders"], poll_timeout=0.2) as batches:
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, batches.stop)
-                print("billing; SIGTERM or Ctrl-C ends it", flush=True)
+                print("billing; stop with SIGTERM or Ctrl-C", flush=True)
                 orders, tracer, count = await AsyncAvroDeserializer(client), tracers.get_tracer("billing"), 0
                 async for batch in batches:
                     async with batch:
@@ -124,7 +124,7 @@ def main() -> int:
     registry = os.environ.get("SCHEMA_REGISTRY_URL", "http://localhost:8081")
     parser.add_argument("--bootstrap-servers", default=servers, metavar="HOST:PORT,...", help="Kafka")
     parser.add_argument("--registry", default=registry, metavar="URL", help="schema registry")
-    parser.add_argument("--id", default="billing-1", help="transactional id, another one for each process")
+    parser.add_argument("--id", default="billing-1", help="transactional id, different for each process")
     parser.add_argument("--group", default="billing", help="consumer group, the same for all processes")
     parser.add_argument("--metrics-port", type=int, default=9100, metavar="PORT", help="0: a free port")
     parser.add_argument(

@@ -58,14 +58,14 @@ SCHEMA = json.dumps(
 
 
 class Order(BaseModel):
-    """An order of a customer."""
+    """A customer's order."""
 
     customer: str
     item: int
 
 
 def open_tracing(service: str) -> TracerProvider:
-    """Return a provider that sends the spans to the collector of the environment, if there is one."""
+    """Return a provider that sends the spans to the collector named in the environment, if there is one."""
     provider = TracerProvider(resource=Resource.create({"service.name": service}))
     if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -81,7 +81,7 @@ def create_app(
     """Create the application.
 
     Args:
-        tracing: the provider of the spans; None creates one as the environment says.
+        tracing: the tracer provider; None creates one from the environment.
         registry_url: the address of the schema registry.
         patience: the longest time in seconds that a request waits for Kafka, or for the registry.
         settings: settings of the producer, which take precedence over the environment.
@@ -135,7 +135,7 @@ def create_app(
 
 
 def main() -> int:
-    """Serve until a signal."""
+    """Serve until a signal arrives."""
     parser = argparse.ArgumentParser(
         description="A FastAPI service that writes Avro values to Kafka.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

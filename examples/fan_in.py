@@ -36,7 +36,7 @@ class Seen:
 
 
 async def sensor(number: int, producer: Producer, options: argparse.Namespace, seen: Seen) -> None:
-    """One of many tasks. Its readings have one key, so they stay in order."""
+    """Send the readings of one sensor, all with the same key, so that they stay in order."""
     key = b"sensor-%d" % number
     for reading in range(options.readings):
         value = (b"%d " % reading).ljust(options.size, b".")
@@ -86,7 +86,7 @@ async def fan_in(options: argparse.Namespace) -> tuple[Seen, CloseReport]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="Many tasks feed one producer with a small buffer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -101,7 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--buffer-memory", type=int, default=262_144, metavar="BYTES", help="size of the buffer"
     )
-    parser.add_argument("--policy", choices=("wait", "drop"), default="wait", help="when the buffer is full")
+    parser.add_argument(
+        "--policy", choices=("wait", "drop"), default="wait", help="what to do when the buffer is full"
+    )
     parser.add_argument(
         "--patience", type=float, default=10, metavar="SECONDS", help="longest wait for Kafka, or for room"
     )

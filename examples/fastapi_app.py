@@ -10,9 +10,10 @@
     GET /ready     answers 200 if orders can be expected to reach Kafka, else 503 with the reason: a readiness probe
     GET /metrics   the producer's metrics for Prometheus
 
-It comes up without Kafka, and connects in the background. Every setting of the producer can come from the environment.
-When the server stops, it finishes its requests first, then the lifespan ends and the producer sends what is buffered.
-With OpenTelemetry's programs installed, each order is one trace from the request to the broker's acknowledgement:
+The application starts without Kafka, and connects in the background. Every setting of the producer can come from the
+environment. When the server stops, it first finishes its requests; then the lifespan ends, and the producer sends the
+buffered records. With OpenTelemetry's command-line tools installed, each order is one trace from the request to the
+broker's acknowledgement:
 
     opentelemetry-instrument uvicorn --app-dir examples fastapi_app:app
 
@@ -39,7 +40,7 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class Order(BaseModel):
-    """An order of a customer."""
+    """A customer's order."""
 
     customer: str
     item: int
@@ -63,7 +64,7 @@ def create_app(patience: float = 5, **settings: Any) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Built and started in the server's loop, one for each worker process.
+        # The producer is built and started in the server's loop, one for each worker process.
         producer = Producer.from_env(client_id="shop", max_block_ms=patience * 1000, **settings)
         await producer.start(wait=False)
         app.state.producer = producer
@@ -121,7 +122,7 @@ app = create_app()
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="A FastAPI application that writes to Kafka.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -136,7 +137,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Serve until a signal."""
+    """Serve until a signal arrives."""
     options = arguments()
     uvicorn.run(
         create_app(options.patience, bootstrap_servers=options.bootstrap_servers),

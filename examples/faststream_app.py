@@ -5,7 +5,7 @@
     kcat -b localhost:9092 -t orders -P <<< '{"customer": "ann", "item": 7}'
 
 FastStream has no public way to choose another producer, so `publish_with` replaces a private attribute of its broker.
-It was written for FastStream 0.7, and may fail with another version. docs/from-aiokafka.md says what is missing."""
+This app was written for FastStream 0.7, and may fail with others. docs/from-aiokafka.md lists what is missing."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from aioproducer.compat.aiokafka.errors import KafkaError
 
 
 class Publisher(AioKafkaFastProducerImpl):
-    """FastStream's publisher, with a producer of aioproducer in place of the one that FastStream has built."""
+    """FastStream's publisher, with an aioproducer producer instead of the one that FastStream built."""
 
     def __init__(self, make_producer: Callable[[], AIOKafkaProducer]) -> None:
         super().__init__(parser=None, decoder=None)
         self.make_producer = make_producer
 
     async def connect(self, producer: Any, serializer: Any, codec: Any = None) -> None:
-        await producer.stop()  # FastStream's own, which is not started
+        await producer.stop()  # FastStream's own, which has not been started
         await super().connect(self.make_producer(), serializer, codec)
 
 
 def publish_with(broker: KafkaBroker, **settings: Any) -> None:
-    """Let a broker publish with aioproducer, with these settings of `Producer`. Call it before the start."""
+    """Make a broker publish with aioproducer, with these `Producer` settings. Call this before the app starts."""
     broker.config.broker_config.producer = Publisher(lambda: AIOKafkaProducer(**settings))
 
 
 class Order(BaseModel):
-    """A record of the topic that the app reads."""
+    """A record in the topic that the app reads."""
 
     customer: str
     item: int
 
 
 class Receipt(BaseModel):
-    """A record of the topic that the app writes."""
+    """A record in the topic that the app writes to."""
 
     customer: str
     text: str
 
 
 def make_app(options: argparse.Namespace) -> FastStream:
-    """Build the app: a receipt for each order."""
+    """Build the app, which writes a receipt for each order."""
     broker = KafkaBroker(options.bootstrap_servers)
     publish_with(broker, bootstrap_servers=options.bootstrap_servers, compression_type=options.codec)
     app = FastStream(broker)
@@ -67,7 +67,7 @@ def make_app(options: argparse.Namespace) -> FastStream:
         nonlocal done
         receipt = Receipt(customer=order.customer, text=f"item {order.item} for {order.customer}")
         try:
-            # It returns when the record is acknowledged by all in-sync replicas: aioproducer's default.
+            # publish() returns when all in-sync replicas have acknowledged the record (acks=all, the default).
             metadata = await broker.publish(receipt, options.receipts, key=order.customer.encode())
         except KafkaError as error:
             print(f"no receipt for {order.customer}: {error}", file=sys.stderr, flush=True)
@@ -85,7 +85,7 @@ def make_app(options: argparse.Namespace) -> FastStream:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="A FastStream app that publishes with aioproducer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -95,8 +95,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--orders", default="orders", help="the topic to read")
     parser.add_argument("--receipts", default="receipts", help="the topic to write")
-    parser.add_argument("--codec", default="zstd", help="the compression of what is written")
-    parser.add_argument("--count", type=int, default=0, help="stop after so many receipts; 0 never stops")
+    parser.add_argument("--codec", default="zstd", help="the compression of the receipts")
+    parser.add_argument("--count", type=int, default=0, help="stop after this many receipts; 0: never")
     return parser.parse_args()
 
 

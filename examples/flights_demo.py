@@ -1,6 +1,6 @@
-"""The flights of 2013 through the producer, proved by reading them back.
+"""Sends the flights of 2013 through the producer, and proves by reading them back that all arrived.
 
-`make demo`, `make demo KAFKA=apache`, `make demo KAFKA=host:port`; or run it yourself, see --help.
+`make demo`, `make demo KAFKA=apache`, `make demo KAFKA=host:port`; or run the script yourself, see --help.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ async def side_by_side(options: argparse.Namespace) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="The same code with aiokafka and with aioproducer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

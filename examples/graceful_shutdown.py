@@ -3,9 +3,9 @@
     python examples/graceful_shutdown.py --bootstrap-servers localhost:9092 --journal accepted.txt
     kill -TERM <its pid>, or Ctrl-C
 
-On the signal the worker accepts no more jobs, waits at most `--grace` seconds for the jobs in the producer, and reports
-the results. Jobs that Kafka did not acknowledge in that time are written to a file, with a note whether they may be in
-the log nevertheless. The next run can then send them again, or check first."""
+On the signal, the worker stops accepting jobs, waits at most `--grace` seconds for the jobs in the producer, and
+reports the results. Jobs that Kafka did not acknowledge in that time are written to a file, with a note that says
+whether they may nevertheless be in the log. The next run can then send them again, or check first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ else:
 
 
 class Worker:
-    """Accepts jobs, and keeps each until Kafka has it."""
+    """Accepts jobs, and keeps each one until Kafka has acknowledged it."""
 
     def __init__(self, producer: Producer, topic: str, journal: TextIO | None) -> None:
         self._producer = producer
@@ -40,7 +40,7 @@ class Worker:
         self.accepted = 0
 
     async def accept(self, job: bytes) -> None:
-        """Accept a job: from now on the worker is responsible for it. Waits while the buffer is full."""
+        """Accept a job, for which the worker is responsible from then on. Wait while the buffer is full."""
         delivery = await self._producer.send(self._topic, job)
         self._on_their_way[delivery] = job
         delivery.add_done_callback(self._ended)
@@ -88,7 +88,7 @@ async def run(
         worker = Worker(producer, options.topic, journal)
         working = asyncio.create_task(work(worker, options.rate, stop))
         stopping = asyncio.create_task(stop.wait())
-        print("working; SIGTERM or Ctrl-C ends it", flush=True)
+        print("working; stop with SIGTERM or Ctrl-C", flush=True)
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         # A job that gets room in the buffer within 0.2 s is still accepted; one that waits longer is not.
@@ -113,7 +113,7 @@ def spill(worker: Worker, path: Path) -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="Accepts jobs until SIGTERM; no accepted job is lost.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -3,9 +3,9 @@
     python examples/service.py --bootstrap-servers localhost:9092 --port 7000
     echo '{"customer": "ann", "item": 7}' | nc -q 1 localhost 7000
 
-One producer serves all connections, so that orders of many clients share batches. The answer says where an order is
+One producer serves all connections, so that orders from many clients share batches. The answer says where an order is
 in the log, or what the client has to do: correct it, send it again, or check first whether it arrived. On Ctrl-C or
-SIGTERM the service answers the orders that it has read, and ends."""
+SIGTERM, the service answers the orders that it has read, and then ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OrderService:
         self._patience = patience
         self._is_ending = False
         self._connections: dict[asyncio.Task[None], bool] = {}
-        """Connections by task; True while a connection waits for a line, when it can be cancelled without loss."""
+        """Connections by task; True while a connection waits for a line and can be cancelled without loss."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, from its first order to its last."""
@@ -125,7 +125,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="Accepts orders, lines of JSON, over TCP and answers each once Kafka has it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -3,8 +3,8 @@
     python examples/wsgi_workers.py --bootstrap-servers localhost:9092 --workers 2
     curl -d '{"item": 7}' localhost:8000/orders
 
-`shared_producer` builds the producer of a worker in its first request, and the end of the worker closes it. The
-service comes up while Kafka is away, and answers 503 until Kafka is back."""
+`shared_producer` builds a worker's producer during its first request, and closes the producer when the worker exits.
+The service starts even while Kafka is unavailable, and answers 503 until Kafka is back."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Orders:
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Logs no line for each request."""
+    """A request handler that does not log requests."""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
 def stop(number: int, frame: object) -> None:
-    """End a process the ordinary way, which closes its shared producers."""
+    """Exit normally, which closes the shared producers of this process."""
     sys.exit(0)
 
 
@@ -97,7 +97,7 @@ def stop_worker(worker: int) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="A WSGI service with forked workers that share nothing.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -109,7 +109,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="the port of the service; 0 takes a free one")
     parser.add_argument("--workers", type=int, default=2, help="the number of worker processes")
     parser.add_argument(
-        "--patience", type=float, default=5, metavar="SECONDS", help="longest wait of a request for Kafka"
+        "--patience", type=float, default=5, metavar="SECONDS", help="longest time a request waits for Kafka"
     )
     return parser.parse_args()
 

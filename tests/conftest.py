@@ -2,7 +2,7 @@
 
 Async tests run once on asyncio's loop and once on uvloop, if that is installed; tests against a real Kafka or a
 real schema registry run on one of them. AIOPRODUCER_TEST_SLOWNESS=5 makes every time-out of the tests five
-times as long, AIOPRODUCER_TEST_TASKS=eager makes every task an eager one."""
+times as long, AIOPRODUCER_TEST_TASKS=eager makes all tasks eager."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if interval := os.environ.get("AIOPRODUCER_TEST_SWITCH_INTERVAL"):
         sys.setswitchinterval(float(interval))
-    # No check measures the time of a single example, since the machine may stall during it.
+    # No single example has a time limit, since the machine may stall while it runs.
     hypothesis.settings.register_profile(
         "no deadline", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
@@ -155,7 +155,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are processors, since a third of the time the tests wait."""
+    """One more than there are processors, since tests spend a third of their time waiting."""
     return (os.cpu_count() or 1) + 1
 
 
@@ -198,7 +198,7 @@ def spark_scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def invalid_names() -> Iterator[None]:
-    """Let names in .invalid be unknown at once (RFC 6761, section 6.4): some resolvers take seconds to say so."""
+    """Make lookups of names in .invalid fail at once (RFC 6761, section 6.4): some resolvers take seconds."""
 
     def answer(original: Callable[..., Any]) -> Callable[..., Any]:
         async def getaddrinfo(loop: Any, host: Any, port: Any, **keywords: Any) -> Any:
@@ -232,7 +232,7 @@ def spark() -> Iterator[SparkSession]:
     scope="module",
 )
 def each_kafka(request: pytest.FixtureRequest) -> ApacheKafka:
-    """Run the test on each of the two brokers; `make test` takes only the newer one."""
+    """Run the test on each of the two brokers; `make test` uses only the newer one."""
     return request.getfixturevalue(request.param)
 
 

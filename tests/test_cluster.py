@@ -296,7 +296,7 @@ NO_ID = UUID(int=0)
     "may have been re-created",
 )
 def test_without_topic_ids_an_older_epoch_is_better_than_no_leader():
-    """A re-created topic counts from 0, and before Kafka 2.8 nothing else reveals it."""
+    """The leader epochs of a re-created topic start at 0 again. Before Kafka 2.8, nothing else reveals the change."""
     before = known(topic(partition(leader=1, epoch=5), topic_id=NO_ID))
 
     stale = merged(before, response(topic(partition(leader=2, epoch=0), topic_id=NO_ID)), ["t"])
@@ -439,7 +439,7 @@ def test_forgotten_topics_are_no_longer_known():
 
 
 def test_partitions_are_hidden_from_the_garbage_collector():
-    """A full collection would visit each of them: a second for 800,000."""
+    """Otherwise, a full collection would visit each partition, which takes a second for 800,000 of them."""
     cluster = known(topic(partition(0), partition(1)), topic(partition(0), name="other"))
     led = cluster.with_leader_hints([LeaderHint("t", 0, 2, 7)], [])
     no_id = known(topic(partition(0), topic_id=UUID(int=0)))

@@ -247,7 +247,7 @@ def test_bad_value_is_refused_with_the_setting_and_the_value(name, value):
     error = raised.value
     assert error.setting == name
     assert name in str(error)
-    if "@" in str(value):  # an address with a password is not repeated
+    if "@" in str(value):  # the error does not repeat an address that contains a password
         assert error.value is None
         return
     assert error.value is value or error.value == pytest.approx(value)

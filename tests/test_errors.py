@@ -277,7 +277,7 @@ def test_escaped_text_is_no_longer_than_the_limit_and_shows_that_it_was_cut(text
 
 
 def raised_from(error, cause=None):
-    """Return the error as it is after it was raised from another one, or while another one was handled."""
+    """Raise the error, from `cause` if there is one, and return it as it was caught."""
     try:
         raise error from cause
     except type(error) as caught:

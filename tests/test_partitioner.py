@@ -26,7 +26,7 @@ from aioproducer.partitioner import (
 
 
 class Sequential(random.Random):
-    """A counter in place of random numbers, so that every number of a range occurs equally often."""
+    """A counter in place of random numbers, so that every number in a range occurs equally often."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -254,7 +254,7 @@ def test_sticky_with_one_partition_always_chooses_it():
 
 
 @pytest.mark.promise(
-    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+    "KIPs", "KIP-794: uniform and adaptive sticky partitions, avoiding brokers that accept nothing"
 )
 def test_sticky_is_uniform_over_available_partitions():
     sticky = UniformSticky(Sequential())
@@ -269,7 +269,7 @@ def test_sticky_is_uniform_over_available_partitions():
 
 
 @pytest.mark.promise(
-    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+    "KIPs", "KIP-794: uniform and adaptive sticky partitions, avoiding brokers that accept nothing"
 )
 def test_sticky_chooses_each_partition_once_before_it_repeats_one():
     sticky = UniformSticky(random.Random(3))
@@ -310,7 +310,7 @@ def test_sticky_stays_when_other_partitions_come_and_go():
 
 
 def choices(sticky, available, times):
-    """Return how often each partition is chosen, from the next choice on."""
+    """Return how often each partition is chosen in the next `times` choices."""
     chosen = Counter()
     for _ in range(times):
         chosen[sticky.choose(available)] += 1
@@ -319,7 +319,7 @@ def choices(sticky, available, times):
 
 # BuiltInPartitionerTest.adaptivePartitionsTest
 @pytest.mark.promise(
-    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+    "KIPs", "KIP-794: uniform and adaptive sticky partitions, avoiding brokers that accept nothing"
 )
 def test_adaptive_choice_is_inverse_to_the_queue_sizes():
     sticky = UniformSticky(Sequential())
@@ -404,7 +404,7 @@ def test_load_of_a_partition_that_is_gone_does_not_bring_it_back():
 
 
 def test_a_weighted_choice_does_not_search_all_partitions():
-    """With 10,000 partitions, a search takes as long as many records."""
+    """Searching 10,000 partitions would take as long as appending many records."""
 
     class Unsearchable(list):
         def __contains__(self, partition):

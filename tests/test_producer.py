@@ -51,7 +51,7 @@ async def test_a_producer_with_types_sends_through_the_compiled_methods():
 
 
 async def test_no_field_of_a_producer_is_in_a_dict():
-    # CPython then finds `producer.send` without searching for it.
+    # If no field is in an instance dict, CPython finds `producer.send` without searching one.
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         async with Producer(cluster.bootstrap_servers, transactional_id="x") as producer:
             async with producer.transaction():
@@ -112,7 +112,7 @@ def body_of_producer() -> list[ast.stmt]:
 
 
 def declared_calls() -> dict[str, Function]:
-    """Return the functions that the class Producer declares for type checkers, editors and readers only."""
+    """Return the functions that the class Producer declares only for type checkers, editors and readers."""
     return {
         function.name: function
         for node in body_of_producer()

@@ -1,1 +1,1 @@
-"""Programs for maintainers: wheels, and the documentation site."""
+"""Programs for maintainers, which build wheels and the documentation site."""

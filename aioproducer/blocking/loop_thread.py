@@ -1,4 +1,4 @@
-"""The thread whose event loop all blocking producers in a process share, and how a call waits for it.
+"""The thread whose event loop is shared by all blocking producers in a process, and the calls that wait for it.
 
 The thread starts with the first producer and ends with the last one. It does not exist in a forked child.
 Producers that are still open at interpreter exit are closed."""
@@ -24,7 +24,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 SLICE = 0.1
 """The longest single wait, in seconds. On POSIX, Ctrl-C interrupts a wait at once; on Windows, between two waits."""
 EXIT_SECONDS = 10.0
-"""The number of seconds that a producer still open at interpreter exit has to deliver its records."""
+"""The time limit, in seconds, for a producer that is still open at interpreter exit to deliver its records."""
 GRACE_SECONDS = 5.0
 """Additional seconds for a producer to close after it has dropped its remaining records. If closing takes longer, a
 callback is blocking the loop."""
@@ -41,7 +41,7 @@ class Flag:
     """A flag that the loop thread sets once, and that other threads wait for.
 
     threading.Event is Python code around a lock. A Ctrl-C at the wrong moment leaves that lock locked, and `set` would
-    then block the loop forever. A Flag holds its lock until it is set, and `set` only releases it."""
+    then block the loop forever. The lock of a Flag is locked from the beginning, and `set` only releases it."""
 
     __slots__ = ("_is_set", "_lock")
 
@@ -78,8 +78,8 @@ class LoopThread:
         self._ended = Flag()
         self._error: BaseException | None = None
         self._stop = asyncio.Event()
-        # This must be a daemon thread: the interpreter joins all other threads before it calls close_all(), and would
-        # wait for this one forever.
+        # This must be a daemon thread: it may run until close_all(), which the interpreter calls only after it has
+        # joined all non-daemon threads.
         self._thread = threading.Thread(target=self._run, name="aioproducer-blocking", daemon=True)
 
     def start(self) -> None:
@@ -111,8 +111,8 @@ class LoopThread:
     def _is_for_want_of_a_thread(self, error: BaseException) -> bool:
         """Return True if asyncio's runner failed because the interpreter is exiting.
 
-        Since Python 3.12, no thread can be started while the interpreter exits. However, just before it closes the
-        loop, the runner starts a thread that waits for the executor's threads."""
+        Since Python 3.12, no thread can be started while the interpreter exits. However, the runner starts a thread
+        just before it closes the loop, to wait for the executor's threads."""
         is_end = self._stop.is_set() and not threading.main_thread().is_alive()
         return is_end and isinstance(error, RuntimeError)
 
@@ -135,7 +135,7 @@ class LoopThread:
     def stop(self) -> None:
         """End the loop and the thread."""
         self.post(self._stop.set)
-        # A host name lookup may keep the thread from ending; the caller does not wait for that.
+        # A host name lookup may keep the thread running; the caller does not wait for it to finish.
         if self._ended.wait(1):
             self._thread.join()
 
@@ -184,7 +184,7 @@ def enter(producer: Closable) -> LoopThread:
 
 
 def leave(producer: Closable, thread: LoopThread) -> None:
-    """Unregister a closed producer. End the thread if it was the last one."""
+    """Unregister a closed producer. End the thread if no producers remain."""
     global _current
     with _lock:
         thread.producers.pop(producer, None)
@@ -267,7 +267,7 @@ class Call(Generic[T]):
     def wait(self, thread: LoopThread, seconds: float | None = None) -> T:
         """Return the result, or raise the error with its traceback.
 
-        Ctrl-C cancels the coroutine, but does not wait until it has ended.
+        On Ctrl-C, this cancels the coroutine, but does not wait for it to end.
 
         Raises:
             TimeoutError: there is no result after `seconds`; the coroutine continues.

@@ -199,7 +199,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     # ---------------------------------------------------------------------------------------- start and close
 
     def start(self, *, wait: bool = True) -> None:
-        """Connect to the cluster and start sending; see `aioproducer.Producer.start`. `with` calls it.
+        """Connect to the cluster and start sending; see `aioproducer.Producer.start`. `with` calls this method.
 
         Ctrl-C closes the producer.
         """
@@ -287,7 +287,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
                 return
             if report.failed or report.unknown:
                 self._log.error(
-                    "%r: %s delivered, %s not, the outcome of %d is unknown",
+                    "%r: %s delivered, %s not, and the outcome of %d is unknown",
                     self,
                     counted(report.delivered, "record was", "records were"),
                     counted(report.failed, "was", "were"),
@@ -472,7 +472,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
                 producer.send("orders", b"...")
                 transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
-        Ctrl-C also aborts it. It includes records from all threads. The errors are those of
+        Ctrl-C also aborts the transaction, which includes records from all threads. The errors are those of
         `aioproducer.Producer.transaction`.
         """
         return TransactionScope(self, self._inner.transaction())
@@ -506,13 +506,13 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         self._call_settled(end)
 
     def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """Return a handle for `attach`, in this class or in the asyncio producer.
+        """Return a handle for the method `attach` of this class or of the asyncio producer.
 
         See `aioproducer.Producer.export_transaction`."""
         return self._call_settled(partial(self._inner.export_transaction, partitions))
 
     def release_transaction(self) -> TransactionHandle:
-        """Release the transaction, and return a handle for `resume`, in this class or in the asyncio producer.
+        """Release the transaction. Return a handle for the method `resume` of this class or of the asyncio producer.
 
         See `aioproducer.Producer.release_transaction`."""
         self._may_queue = False
@@ -576,4 +576,4 @@ def _without_a_loop(coroutine: Any) -> Any:
         coroutine.send(None)
     except StopIteration as done:
         return done.value
-    raise AssertionError("close() of a producer that was never started waits")
+    raise AssertionError("close() had to wait, although the producer was never started")

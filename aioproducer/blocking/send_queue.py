@@ -123,7 +123,7 @@ class SendQueue:
     def _drain(self) -> None:
         self._is_woken = False  # set this first, so that entries that arrive later wake the loop again
         queue, lanes, try_send = self._queue, self.lanes, self._inner.try_send
-        # Without the GIL, only a lock guarantees this order; rotate() and append() both take the lock of the deque.
+        # Without the GIL, only a lock guarantees this order; rotate() and append() both take the deque's lock.
         queue.rotate(0)
         for _ in range(len(queue)):
             entry = queue.popleft()
@@ -222,8 +222,8 @@ class SendQueue:
         return None if timeout is None else max(0.0, timeout - (loop.time() - began))
 
     async def ended(self) -> None:
-        """Wait until all lanes have ended, which is soon after the producer is closed, because it accepts no more
-        records."""
+        """Wait until all lanes have ended. This does not take long once the producer is closed, because it accepts no
+        more records."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -231,8 +231,8 @@ class SendQueue:
 class Delivery:
     """The future of one record, returned by `send`, with the methods of concurrent.futures.Future.
 
-    `send` has put the record into the buffer, or into the queue in front of it. If the record is rejected after it
-    was queued, the delivery has the error that `send` would have raised.
+    When `send` returns, the record is in the buffer or in the queue in front of it. If a queued record is rejected
+    later, its delivery raises the error that `send` would have raised.
     """
 
     # An acknowledgement causes no work in this class: the state is looked up when a method is called.
@@ -312,7 +312,7 @@ class Delivery:
         return self._is_cancelled
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the record's metadata.
+        """Wait for the record's metadata and return it.
 
         Args:
             timeout: in seconds; None to wait as long as the delivery may take (delivery_timeout_ms).
@@ -330,8 +330,8 @@ class Delivery:
         return self._delivery.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the result, and return its error or None. For `timeout` and the errors that the wait can raise, see
-        `result`."""
+        """Wait for the result. Return the error, or None if the record was delivered. For `timeout` and the errors that
+        the wait can raise, see `result`."""
         self._wait(timeout)
         if self._error is not None:
             return copy(self._error)

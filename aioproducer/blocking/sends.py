@@ -1,6 +1,6 @@
 """The calls that send one record: `send`, `send_and_wait` and `try_send`. Base of the blocking Producer.
 
-`send` puts a plain record for a known topic and partition into a queue, and waits for the loop otherwise."""
+`send` puts a plain record for a known topic and partition into a queue. For other records, it waits for the loop."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Sends:
     _report: CloseReport | None
     _is_attached: bool
     _may_queue: bool
-    """Whether `send` may queue records. A transactional producer queues records only within a transaction, so that
-    outside of one, `send` itself raises the error."""
+    """Whether `send` may queue records. A transactional producer queues records only within a transaction. Outside a
+    transaction, `send` itself has to raise the error."""
     _largest: int
     """The maximum number of bytes in a queued key or value."""
     _most: int
@@ -59,8 +59,8 @@ class Sends:
         interceptors, and for the loop to buffer a large record. Otherwise it returns immediately.
 
         Raises:
-            KafkaError: those of `aioproducer.Producer.send`, which mean that the record was not sent. An error that
-                occurs after `send` has returned (for example, because the buffer has just become full) is raised by the
+            KafkaError: the same errors as `aioproducer.Producer.send`; the record was not sent. An error that occurs
+                after `send` has returned (for example, because the buffer has just become full) is raised by the
                 delivery.
 
         If Ctrl-C interrupts the wait, the record is either in the buffer or will not be sent.
@@ -75,7 +75,7 @@ class Sends:
             self._check_usable()
         has_own = key_serializer is not None or value_serializer is not None
         if not has_own and self._is_queueable(topic, value, key, partition, timestamp_ms, headers, timeout):
-            kept = None if headers is None else tuple(headers)  # the caller may change a list
+            kept = None if headers is None else tuple(headers)  # the caller may change the list later
             return self._sends.put((topic, value, key, partition, timestamp_ms, kept))
         send = partial(
             self._inner.send,

@@ -1,4 +1,4 @@
-"""Producers that all code in a process shares, for frameworks that offer no place to start and close a producer.
+"""Producers shared by all code in a process, for frameworks that offer no place to start and close a producer.
 
 A forked child does not use its parent's producers: the first call in the child builds a new one."""
 
@@ -44,7 +44,7 @@ def shared_producer(**settings: Any) -> Producer[Any, Any]:
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one; or transactional_id is set.
         WrongLoopError: an event loop is running in this thread.
-        IllegalStateError: the call, e.g. from a log handler, is made in a thread that is building a shared producer.
+        IllegalStateError: this thread is already building a shared producer (a log handler made the call, for example).
     """
     check_keywords(settings)
     found = _open(settings)
@@ -91,8 +91,8 @@ def _build(settings: dict[str, Any]) -> Producer[Any, Any]:
         )
     if _is_building:
         raise IllegalStateError(
-            "shared_producer() was called while this thread was building a shared producer; keep the log handler that "
-            "calls it away from the loggers under 'aioproducer'"
+            "shared_producer() was called while this thread was building a shared producer; a log handler that calls "
+            "it must not receive records from the loggers under 'aioproducer'"
         )
     _is_building = True
     try:

@@ -59,8 +59,8 @@ def bench(
 ) -> None:
     """Measure how fast records can be sent one by one, and print the figures of kafka-producer-perf-test.
 
-    Each record is sent by its own call to send(), as in a program. The latency
-    is the time from send() to the acknowledgement. CPU is this process's processor time per record.
+    Each record is sent by its own call to send(), as an application would do. The latency
+    is the time from send() to the acknowledgement. CPU is the processor time that this process uses per record.
     """
     given = Given(servers, config, tuple(settings or ()))
     del settings  # a traceback that shows locals must not show passwords

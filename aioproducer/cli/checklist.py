@@ -15,7 +15,7 @@ from aioproducer.errors import escaped
 WIDTH = 14
 """The length of the longest step name, in characters."""
 LONGEST_TEXT = 4096
-"""The limit for a line of a step, in characters."""
+"""The maximum length of a line in a step, in characters."""
 
 
 class Status(StrEnum):

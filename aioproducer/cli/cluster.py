@@ -17,11 +17,15 @@ from aioproducer.cli.screen import Screen
 
 def cluster(
     *,
-    brokers: Annotated[int, typer.Option(min=1, help="How many brokers.")] = 1,
+    brokers: Annotated[int, typer.Option(min=1, help="Number of brokers.")] = 1,
     host: Annotated[str, typer.Option(help="The address to listen on and to advertise.")] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="The first broker's port; the others follow. 0: free ports."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the first broker; the other brokers use the next ports. 0 selects free ports.",
+        ),
     ] = 9092,
     topics: Annotated[
         list[str] | None,
@@ -29,17 +33,19 @@ def cluster(
             "-t",
             "--topic",
             metavar="NAME[:PARTITIONS]",
-            help="A topic. Repeatable.",
+            help="A topic to create. Repeatable.",
             show_default=False,
         ),
     ] = None,
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions in topics that clients create.")] = 1,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="Number of partitions in topics that clients create.")
+    ] = 1,
     versions: Annotated[
         str, typer.Option(metavar="RELEASE", help="Behave like this release of Kafka.")
     ] = "4.1",
     as_json: options.AsJson = False,
 ) -> None:
-    """Run a Kafka-compatible cluster in this process until Ctrl-C. It keeps all data in memory.
+    """Run a Kafka-compatible cluster in this process until Ctrl-C. The cluster keeps all data in memory.
 
     The command prints the addresses when the cluster is ready.
     """
@@ -83,5 +89,5 @@ def cluster(
 def _topic(text: str) -> tuple[str, int]:
     name, sign, count = text.partition(":")
     if sign and not (count.isascii() and count.isdigit() and int(count)):
-        raise UsageError(f"--topic {text}: in NAME:PARTITIONS, PARTITIONS must be a number of at least 1")
+        raise UsageError(f"--topic {text}: PARTITIONS in NAME:PARTITIONS must be a whole number, at least 1")
     return name, int(count or 1)

@@ -1,4 +1,4 @@
-"""The checks of a cluster: its brokers, a topic, the client's rights, a producer id, one record."""
+"""Checks a cluster: its brokers, a topic, the client's rights, a producer id, and the delivery of one record."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ async def ask_metadata(
     if answer.brokers:
         checklist.passed("metadata", f"cluster {answer.cluster_id}, {brokers}")
     else:
-        checklist.failed("metadata", "the cluster lists no brokers", "wait until it has started")
+        checklist.failed("metadata", "the cluster lists no brokers", "wait until the cluster has started")
     return answer
 
 
 def advice_on(broker: Endpoint, bootstrap: str) -> str:
-    """Return what to do if the advertised address of a broker cannot be reached."""
+    """Return advice on a broker whose advertised address cannot be reached."""
     return (
         f"the cluster advertises {broker.host}:{broker.port} to its clients: fix advertised.listeners of broker "
         f"{broker.node_id}, or make this name and port reachable from here (you connect through {bootstrap})"
@@ -129,7 +129,7 @@ async def check_producer_id(connection: Connection, config: ProducerConfig, chec
     """Request a producer id, which idempotence needs. Like a producer, repeat the request while the broker asks for a
     retry, for up to `request_timeout_ms`.
 
-    The request contains no transactional id, because another producer may own it."""
+    The request leaves out the transactional id, because another producer may be using it."""
     if not config.enable_idempotence:
         return
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)

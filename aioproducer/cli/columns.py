@@ -110,7 +110,9 @@ def to_timestamp(value: Any, name: str) -> int | None:
         except ValueError:
             pass
     if not isinstance(when, datetime):
-        raise ValueError(f"{name}={value!r} is neither milliseconds since 1970 nor a time in ISO 8601")
+        raise ValueError(
+            f"{name}={value!r} is neither a number of milliseconds since 1970 nor an ISO 8601 time"
+        )
     when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
     return (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 

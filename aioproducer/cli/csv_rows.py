@@ -57,7 +57,7 @@ def _fields(reader: Iterator[list[str]]) -> Iterator[list[str]]:
 def _check_header(names: list[str], columns: Columns) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InputProblem(f"the header has the column {twice[0]!r} twice")
+        raise InputProblem(f"the header contains the column {twice[0]!r} twice")
     try:
         columns.check(names)
     except ValueError as error:
@@ -79,7 +79,7 @@ def _said(error: Exception) -> str:
 
 
 class _Text:
-    """The lines of a source as text. They keep their line endings, because a quoted field may contain one."""
+    """The lines of a source as text. Each keeps its line ending, because a quoted field may contain line breaks."""
 
     def __init__(self, source: Source) -> None:
         self._blocks = source.lines()

@@ -37,7 +37,7 @@ class Feed:
         self._room = threading.Semaphore(PIECES_AHEAD)
         self._is_complete = False
         self.is_stopped = False
-        """Whether `next()` returns no more rows, because of Ctrl-C or a failed record."""
+        """True once `next()` returns no more rows, because of Ctrl-C or a failed record."""
         self.problem: str = ""
         """The reason why the input could not be read completely; empty if there was no problem."""
         self.rows_read: int | None = None

@@ -87,7 +87,7 @@ class Figures:
         return done
 
     def window(self) -> str:
-        """Return the figures since the previous line, in the format of kafka-producer-perf-test's interim lines."""
+        """Return the figures since the last call, in the format of kafka-producer-perf-test's interim lines."""
         now, acknowledged = time.perf_counter(), self._acknowledged()
         seconds, count = now - self._window_began, acknowledged - self._acknowledged_before
         latencies = self._latencies[self._window_from :]

@@ -137,7 +137,7 @@ class Prober:
         return True
 
     async def _shake_hands(self, address: Address, name: str) -> bool:
-        """Do a separate TLS handshake, to show the broker's certificate, which must be for `name`."""
+        """Perform a separate TLS handshake to show the broker's certificate, which must be valid for `name`."""
         host, port = address
         try:
             async with asyncio.timeout(self._timeout):
@@ -207,11 +207,11 @@ def _reason(error: BrokerConnectionError) -> str:
 
 
 class _TlsProbe(TlsWire):
-    """A TLS wire that shows its session."""
+    """A TLS wire that exposes its session."""
 
     @property
     def session(self) -> ssl.SSLObject:
-        """The TLS version, the cipher and the broker's certificate, after the handshake."""
+        """The TLS session. After the handshake, it has a version, a cipher and the broker's certificate."""
         return self._tls
 
 

@@ -1,4 +1,4 @@
-"""`aioproducer produce`: sends the records of files or of standard input."""
+"""`aioproducer produce`: sends records from files or from standard input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def produce(
         typer.Option(
             "-K",
             metavar="TEXT",
-            help="Text between key and value of a line; \\t is a tab.",
+            help="Text between the key and the value in a line; \\t is a tab.",
             show_default=False,
             rich_help_panel=IN_INPUT,
         ),
@@ -87,14 +87,14 @@ def produce(
     key: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="Column that is the key.", show_default=False, rich_help_panel=IN_COLUMNS
+            metavar="COLUMN", help="Column to use as the key.", show_default=False, rich_help_panel=IN_COLUMNS
         ),
     ] = None,
     value: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column that is the value. Default: all columns that no option names, as a JSON object.",
+            help="Column to use as the value. Default: all columns that no option names, as a JSON object.",
             show_default=False,
             rich_help_panel=IN_COLUMNS,
         ),
@@ -104,7 +104,7 @@ def produce(
         typer.Option(
             "--header-column",
             metavar="COLUMN",
-            help="Column that is a header. Repeatable.",
+            help="Column to use as a header. Repeatable.",
             show_default=False,
             rich_help_panel=IN_COLUMNS,
         ),
@@ -278,7 +278,7 @@ def _headers(given: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     for text in given:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise UsageError(f"-H {text}: a header is NAME=VALUE")
+            raise UsageError(f"-H {text}: a header must have the form NAME=VALUE")
         yield name, value.encode()
 
 
@@ -290,5 +290,5 @@ def _unescaped(text: str | None) -> bytes | None:
     if text is None:
         return None
     if not text:
-        raise UsageError("-K needs the text between key and value")
+        raise UsageError("-K must not be empty; give the text that separates key and value")
     return re.sub(r"\\([tn0\\])", lambda found: _ESCAPES[found[1]], text).encode()

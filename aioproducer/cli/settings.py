@@ -96,5 +96,5 @@ def _warn_of_secrets(given: Given, screen: Screen) -> None:
             variable = f"{ENVIRONMENT}{key.setting.upper()}"
             screen.warn(
                 f"-X {name}: every user on this machine can see a command's arguments; "
-                f"put it in a file for -F, or in the variable {variable}"
+                f"put the secret in a file for -F, or in the variable {variable}"
             )

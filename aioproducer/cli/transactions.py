@@ -46,9 +46,9 @@ class TransactionalDelivery(FeedDelivery):
                 raise
             unknown = self._is_committing
             self._fail_all(
-                CommitOutcomeUnknownError("the command was ended before the commit was answered")
+                CommitOutcomeUnknownError("the command was stopped before the commit was answered")
                 if unknown
-                else _aborted("the command was ended before the commit")
+                else _aborted("the command was stopped before the commit")
             )
 
     def give_up(self) -> None:

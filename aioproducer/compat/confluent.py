@@ -30,7 +30,7 @@ PARTITION_UA = -1
 
 
 class Offset(Protocol):
-    """An offset of a partition, such as confluent_kafka.TopicPartition."""
+    """A partition with an offset, such as confluent_kafka.TopicPartition."""
 
     @property
     def topic(self) -> str:

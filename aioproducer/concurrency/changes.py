@@ -1,4 +1,4 @@
-"""Lets tasks wait for the next change of shared state."""
+"""Lets tasks wait for the next change to shared state."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def new_task(
 ) -> asyncio.Task[T]:
     """Create a task that begins in the next iteration of the loop, regardless of the loop's task factory.
 
-    A factory for eager tasks (Python 3.12) would run the task, perhaps to its end, before its creator has stored a
+    A factory for eager tasks (Python 3.12) would run the task, perhaps to completion, before its creator has stored a
     reference to it.
     """
     return asyncio.Task(coroutine, loop=loop, name=name)
@@ -63,8 +63,8 @@ class Threads:
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Call the function in a thread and return its result. Cancelling the call leaves the function running.
 
-        The result may be a password. The future contains a function that returns it, since the repr of a task shows
-        the result of the future that it waits for, and asyncio's debug mode logs it.
+        The result may be a password, so the future contains a function that returns the result. A task's repr, which
+        asyncio's debug mode logs, shows the result of the future that the task awaits.
         """
         await self._places.acquire()
         loop = asyncio.get_running_loop()

@@ -42,11 +42,11 @@ class WakeUp:
     async def sleep(self, until: float | None = None) -> None:
         """Wait until the event is set. If nothing sets it earlier, a timer sets it at the loop time `until`."""
         if self._is_set:
-            # Waiting for a completed future would not yield to the loop, and other tasks must run between two passes.
+            # Waiting for a completed future would not yield to the loop, but other tasks must run between two sleeps.
             await asyncio.sleep(0)
             return
         self.set_at(until)
-        while not self._is_set:  # it may be cleared before the waiting task runs
+        while not self._is_set:  # the event may be cleared before the waiting task runs
             self._waiter = waiter = self._loop.create_future()
             await waiter
 

@@ -1,4 +1,4 @@
-"""Computes the pauses after failed attempts, which grow exponentially up to a limit."""
+"""Computes the pauses after failed attempts. The pauses grow exponentially up to a limit."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class BrokerEntry:
         self.hang_ups = 0
         """The number of consecutive connections that the broker closed instead of answering ApiVersions."""
         self.failing_since: float | None = None
-        """Loop time at which the first attempt counted in `failed_setups` began."""
+        """The loop time at which the first attempt counted in `failed_setups` began."""
         self.losses = 0
         """The total number of connections that were lost or could not be established."""
         self.retry_at = 0.0
@@ -74,7 +74,7 @@ class BrokerEntry:
         return self.task is not None and self.connection is None
 
     def has_failed_since(self, before: float) -> bool:
-        """Return whether all attempts to connect have failed since `before`, a loop time, and none is in progress."""
+        """Return whether all attempts to connect have failed since the loop time `before`, and none is in progress."""
         is_idle = self.connection is None and self.task is None
         return is_idle and self.failing_since is not None and self.failing_since <= before
 
@@ -155,7 +155,7 @@ class BrokerEntry:
 
     @property
     def error(self) -> KafkaError | None:
-        """The reason why there is no connection; None if there is one or none has been attempted."""
+        """The reason why there is no connection; None if there is one, or if no attempt to connect has been made."""
         error = self.last_error
         if error is None and self.is_connecting:
             return BrokerConnectionError(f"{self.node}: {self.progress}", written=False)
@@ -163,7 +163,7 @@ class BrokerEntry:
 
     @property
     def reason(self) -> str:
-        """The reason why there is no connection, as a text that names the broker."""
+        """The reason why there is no connection, as text that names the broker."""
         error = self.last_error
         if error is None:
             return f"{self.node}: {'connected' if self.is_ready else self.progress}"

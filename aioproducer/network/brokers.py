@@ -42,13 +42,13 @@ REFUSED_BACKOFF_MAX = 10.0
 lock the account."""
 
 TRY_ANOTHER_AFTER = 0.5
-"""Seconds without a connection after which a request that any broker can answer tries another one in parallel."""
+"""Seconds without a connection after which a request that any broker can answer tries another broker in parallel."""
 
 
 class Brokers:
     """All connections of one producer. A Brokers object belongs to the event loop on which it is first used.
 
-    Until `update` provides the cluster's nodes, the bootstrap addresses are the nodes, with ids -1, -2, ...
+    Until `update` provides the cluster's nodes, the bootstrap addresses serve as nodes, with ids -1, -2, ...
     """
 
     def __init__(self, core: Core) -> None:
@@ -126,7 +126,7 @@ class Brokers:
         for node_id, node in nodes.items():
             if node_id not in self._entries:
                 # A node that reappears keeps its back-off. Otherwise, if metadata alternated between two lists of
-                # dead brokers, they would be tried without any back-off.
+                # dead brokers, those brokers would be tried without any back-off.
                 known = self._former.get(node_id)
                 self._entries[node_id] = known if known and known.node[:3] == node[:3] else BrokerEntry(node)
         if former:
@@ -165,8 +165,8 @@ class Brokers:
 
         A time is returned during back-off and throttling, and when an attempt to connect has just begun.
 
-        `since` must be a loop time from before the call to `ready`. With a later time, throttling that ends in between
-        would be missed, and no event would follow.
+        `since` must be a loop time from before the call to `ready`. Otherwise, throttling could end unnoticed between
+        the call and `since`, and no event would follow.
         """
         entry = self._entries.get(node_id)
         if entry is None:
@@ -334,7 +334,7 @@ class Brokers:
         return connection.node, answer
 
     def _ready_connection(self, asked: Container[Connection]) -> Connection | None:
-        """Return the ready connection with the fewest requests in flight that is not in `asked`."""
+        """Return, of the ready connections that are not in `asked`, the one with the fewest requests in flight."""
         now = asyncio.get_running_loop().time()
         ready = [
             entry.connection
@@ -389,7 +389,7 @@ class Brokers:
                 raise BrokerConnectionError(str(entry.last_error), written=False)
             if now >= deadline:
                 why = entry.last_error or (
-                    entry.progress if entry.is_connecting else "it is throttled, or not connected"
+                    entry.progress if entry.is_connecting else "the broker is throttled or not connected"
                 )
                 raise RequestTimedOutError(
                     f"no request could be sent to broker {node_id} within {timeout:g} s: {why}", written=False
@@ -535,7 +535,7 @@ class Brokers:
         if current is connection and current.state is ConnectionState.CLOSED:
             error = current.error
             now = asyncio.get_running_loop().time()
-            # An orderly close says nothing about the broker.
+            # An orderly close does not show that the broker is healthy, so earlier failures still count.
             entry.disconnected(now, self._config.reconnect_backoff_max if error is not None else math.inf)
             self._depart(current)
             self._hooks.disconnected(entry.node, error)

@@ -79,7 +79,8 @@ class Connection(RequestStream):
         """Create the connection without opening it.
 
         Args:
-            node: the broker: its id, negative for a bootstrap address, and the name that its certificate must match.
+            node: the broker, with its id (negative for a bootstrap address) and the name that its certificate must
+                match.
             config: the settings.
             attempt: the parameters of this attempt to connect.
             on_change: called with the connection whenever `can_send` may have changed.
@@ -98,9 +99,9 @@ class Connection(RequestStream):
             self._login, self, host=node.host, timeout=self._setup_timeout, renew_at=attempt.renew_at
         )
         self._opened_at = math.inf
-        """Loop time at which opening the socket began, after certificates were read and the name was resolved."""
+        """The loop time at which the socket began to open, after certificates were read and the name was resolved."""
         self._first_request = -1
-        """Correlation id of the first request after the handshake."""
+        """The correlation id of the first request after the handshake."""
 
     async def connect(self) -> None:
         """Open the socket, do the handshake, and authenticate. If the call is cancelled, nothing stays open.
@@ -206,7 +207,8 @@ class Connection(RequestStream):
     def _is_advertised_in_vain(self, error: BrokerConnectionError) -> bool:
         """Return whether the broker advertises an address that this machine cannot use.
 
-        Such an address is an unknown name, or a loopback address while the bootstrap servers are on other machines.
+        Such an address is a name that cannot be resolved, or a loopback address while the bootstrap servers are on
+        other machines.
         """
         servers = self._config.bootstrap_servers
         is_mapped = self._address != (self.node.host, self.node.port)  # by address_filter
@@ -244,7 +246,7 @@ class Connection(RequestStream):
             host, port, timeout, config.connector, config.resolved_address_filter, self._attempt.passed_over
         ):
             raise NotKafkaError(
-                f"{self}: the peer closed the connection after a Kafka request but answers TLS: this port requires "
+                f"{self}: the peer closed the connection after a Kafka request but speaks TLS: this port requires "
                 "TLS; set security_protocol to SSL or SASL_SSL",
                 peer="TLS",
             ) from error
@@ -296,7 +298,7 @@ class Connection(RequestStream):
 
     @property
     def unanswered_for(self) -> float:
-        """The seconds since opening the socket began, if ApiVersions has not been answered yet; otherwise 0.0."""
+        """The seconds since the socket began to open, if ApiVersions has not been answered yet; otherwise 0.0."""
         is_waiting = self.state in (
             ConnectionState.CONNECTING,
             ConnectionState.TLS,

@@ -1,8 +1,8 @@
-"""Connects to one broker with one connection, and opens a second one in parallel if the first gets no response.
+"""Connects to one broker, and opens a second connection in parallel if the first one gets no response.
 
-Brokers runs this race for each attempt to connect. A connection may be accepted and yet transport nothing (because of
-a half-open broker, or a firewall that has lost its state), while a connection that is opened later works. The race
-ends before authentication, so only the winner sends credentials."""
+Brokers runs this race for each attempt to connect. A connection may be accepted and yet carry no data (because it is
+half-open, or because a firewall has lost its state), while a connection that is opened later works. The race ends
+before authentication, so only the winner sends credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the socket to a broker, either by a race between all addresses of the host name or with the user's connector.
+"""Opens the socket to a broker, either by racing all addresses of the host name or with the user's connector.
 
 uvloop's `create_connection` has no `happy_eyeballs_delay`, so the race (RFC 8305) is implemented here."""
 
@@ -43,11 +43,11 @@ async def dial(
 ) -> Wire:
     """Connect to the address of `host` that answers first, within `timeout` seconds including name resolution.
 
-    The addresses are tried in the resolver's order, alternating between address families; each has a head start on the
-    next. Addresses that `address_filter` rejects are skipped. The first `passed_over` of the remaining addresses are
-    tried last, since an address that accepts connections may still be unusable. A connector resolves the name itself
-    if it needs to, and its addresses are not filtered. `on_open` is called when the name has been resolved or the
-    connector has returned. If `dial` is cancelled, nothing stays open.
+    The addresses are tried in the resolver's order, alternating between address families; each has a head start over
+    the next. Addresses that `address_filter` rejects are skipped. The first `passed_over` of the remaining addresses
+    are tried last, since an address that accepts connections may still be unusable. A connector resolves the name
+    itself if it needs to, and its addresses are not filtered. `on_open` is called when the name has been resolved or
+    the connector has returned. If `dial` is cancelled, nothing stays open.
 
     Raises:
         BrokerConnectionError: no address answered; the text gives the reason for each.

@@ -60,7 +60,7 @@ async def learn_versions(
     request = ApiVersionsRequest(client_software_name="aioproducer", client_software_version=_own_version())
     answer = await ask(request, asked)
     if decide(ApiKey.API_VERSIONS, answer.error_code).action is Action.DOWNGRADE:
-        # The version is always lower than the first one, and there is never a third request, so the
+        # The second version is always lower than the first one, and there is never a third request, so the
         # negotiation can't continue forever.
         answer = await ask(request, max(0, min(_newest(answer), asked - 1)))
     elif asked < FIRST_WITH_FEATURES <= _newest(answer):

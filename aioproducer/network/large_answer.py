@@ -1,4 +1,4 @@
-"""Defines a large response, which is decoded in slices so that the event loop can run other tasks in between.
+"""Decodes large responses in slices, so that the event loop can run other tasks in between.
 
 RequestStream creates a LargeAnswer and continues with the next frame. The task that waits for the response decodes it
 later."""
@@ -12,7 +12,7 @@ from typing import Any
 from aioproducer.errors import KafkaError, ProtocolError
 
 LARGE = 256 * 1024
-"""Bytes. Decoding a frame up to this size takes a few milliseconds at most, whatever it contains."""
+"""The largest frame, in bytes, that is decoded at once. This takes a few milliseconds at most, whatever the content."""
 
 
 class LargeAnswer:
@@ -26,8 +26,8 @@ class LargeAnswer:
         """Store the decoder without running it.
 
         Args:
-            steps: decodes a slice at each step, and returns the message.
-            refuse: closes the connection because of an error, and returns the exception to raise.
+            steps: a generator that decodes one slice per step, and returns the message.
+            refuse: a function that closes the connection because of an error, and returns the exception to raise.
         """
         self._steps = steps
         self._refuse = refuse

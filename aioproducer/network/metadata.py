@@ -131,7 +131,7 @@ class Metadata:
         return now - self._refreshed_at if self._refreshed_at > float("-inf") else None
 
     def close_waiters(self, error: KafkaError) -> None:
-        """Fail all callers that are waiting for a topic, and all future ones."""
+        """Fail all callers that are waiting for a topic, and all later ones."""
         self._closed = error
         self._stop_start_timer()
         for name in list(self._waiters):
@@ -172,7 +172,7 @@ class Metadata:
         except TimeoutError:
             if not limit.expired():
                 raise
-        # A response that arrived together with the deadline counts: the process may have been paused.
+        # A response that arrived just as the deadline passed still counts: the process may have been paused.
         known = self._usable(name, partition)
         if known is not None:
             return known
@@ -275,7 +275,7 @@ class Metadata:
         finally:
             self._stop_start_timer()
         if self.version == 0:
-            # The error may have arrived together with the deadline.
+            # The error may have arrived just as the deadline passed.
             if (refusal := self._brokers.reachability.refusal) is not None:
                 raise refusal
             raise BootstrapError(

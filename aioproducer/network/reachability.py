@@ -18,14 +18,14 @@ WARNING_PERIOD = 10.0
 
 
 class Reachability:
-    """The errors of all brokers. `entries` is the dictionary of Brokers, which adds and removes brokers."""
+    """The errors of all brokers. `entries` is the dictionary in which Brokers adds and removes brokers."""
 
     def __init__(self, config: ProducerConfig, entries: Mapping[int, BrokerEntry], log: ClientLog) -> None:
         self._config = config
         self._entries = entries
         self._log = log
         self._warned_at = -math.inf
-        """Loop time of the last log line about a broker that is unreachable."""
+        """The loop time of the last log line about an unreachable broker."""
 
     @property
     def refusal(self) -> KafkaError | None:
@@ -68,7 +68,7 @@ class Reachability:
         """
         since = ""
         if entry.failures > 1:
-            # Until the first metadata arrives, another log line says every 10 s why no broker has answered.
+            # Until the first metadata arrives, Metadata logs every 10 s why no broker has answered.
             if is_starting or now - self._warned_at < WARNING_PERIOD:
                 self._log.debug("%s; next attempt in %.3g s at the earliest", error, pause)
                 return

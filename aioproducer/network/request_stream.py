@@ -35,17 +35,17 @@ from aioproducer.protocol.schema import Message
 from aioproducer.types import Node
 
 HIGH_WATER = 1024 * 1024
-"""The number of unsent bytes for a broker at which its batches are no longer drained, until all these bytes have been
+"""Once this many bytes for a broker are unsent, no more of its batches are drained until all of these bytes have been
 sent."""
 
 NEARBY_LATENCY = 0.001
-"""The smoothed latency in seconds below which a broker is nearby: waiting until half of the in-flight limit is free
-delays a request to it by about this much at most."""
+"""The maximum smoothed latency, in seconds, of a nearby broker. For such a broker, waiting until half of the in-flight
+limit is free delays a request by about this much at most."""
 
 THROTTLE_PERIOD = 10.0
 """Seconds between two log lines about throttling by the same broker."""
 MAX_THROTTLE = 60.0
-"""The maximum throttle time in seconds; longer ones are reduced to it (the field can express 24 days)."""
+"""The maximum throttle time in seconds; longer ones are reduced to it (the field allows up to 24 days)."""
 
 LATE_TIMER = 0.1
 """If a deadline timer fires more than this many seconds late, the event loop was blocked. Responses may then be waiting
@@ -139,18 +139,18 @@ class RequestStream:
         # requests
         self._in_flight: deque[_InFlight] = deque()
         self._unanswered: deque[int] = deque(maxlen=1000)
-        """Correlation ids of the requests for which no response is expected."""
+        """The correlation ids of the requests for which no response is expected."""
         self._leaving: deque[_InFlight] = deque()
         """Requests without a response (acks=0) whose bytes are still in the transport."""
         self._correlation_id = -1
         self._sliced: set[int] = set()
-        """Correlation ids of the requests whose responses may be decoded in slices."""
+        """The correlation ids of the requests whose responses may be decoded in slices."""
         self.throttled_until = 0.0
-        """Loop time until which the broker throttles this client (KIP-219)."""
+        """The loop time until which the broker throttles this client (KIP-219)."""
         self._throttle_logged_at = -THROTTLE_PERIOD
         self.last_used = self._loop.time()
         self.latency = 0.0
-        """Seconds from a request to its response, smoothed."""
+        """The smoothed number of seconds from a request to its response."""
         # one timer for the earliest deadline
         self._timer: asyncio.TimerHandle | None = None
         self._gave_a_moment = False
@@ -207,10 +207,10 @@ class RequestStream:
             timeout: seconds until the response must be complete; after that, the connection is closed.
             version_ceiling: the highest version in which the message may be encoded.
             expects_response: False for acks=0; the result is then None, set when the bytes have left the transport.
-            answered: a callback that also receives the response, or None and the error, but never before `request`
-                has returned. It is called in the turn of the loop in which the response arrives; a callback of the
-                future would run one turn later.
-            in_slices: the result may be a LargeAnswer, which is decoded in slices.
+            answered: a callback that also receives (response, None) or (None, error), but never before `request` has
+                returned. It is called in the turn of the loop in which the response arrives; a callback of the future
+                would run one turn later.
+            in_slices: whether the result may be a LargeAnswer, which is decoded in slices.
 
         Raises:
             UnsupportedVersionError: client and broker have no version in common; nothing was written.
@@ -272,7 +272,7 @@ class RequestStream:
             self._unanswered.append(correlation_id)
         if expects_response:
             self._in_flight.append(entry)
-        elif unsent or wire.is_closing():  # a failed write also empties the transport; _shut() reports it
+        elif unsent or wire.is_closing():  # a failed write may leave unsent at 0; _shut() reports the failure
             self._leaving.append(entry)
         else:
             self._has_left(entry)
@@ -303,7 +303,7 @@ class RequestStream:
     # Responses
 
     def _read_responses(self, data: bytes) -> None:
-        """Handle all responses that the received bytes complete. The transport calls this (Wire.listen)."""
+        """Handle all responses that the received bytes complete. The transport calls this method (Wire.listen)."""
         try:
             for frame in self._frames.feed(data, self._frame_limit):
                 self._receive(frame)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 LONE_SEGMENT = 64 * 1024
-"""Bytes. A segment of at least this size is written separately instead of being copied together with others."""
+"""The size in bytes from which a segment is written separately instead of being copied together with others."""
 
 MOST_SEGMENTS = 1024
 """The maximum number of segments in one system call (IOV_MAX)."""
@@ -28,7 +28,7 @@ TLS_RECORD = 16 * 1024
 
 
 class Wire(asyncio.StreamReaderProtocol):
-    """Owns one open socket: receives bytes, sends segments, and calls `on_drained` when all are sent."""
+    """Owns one open socket: receives bytes, sends segments, and calls `on_drained` when all segments have been sent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_drained: Callable[[], None] | None = None) -> None:
         self.reader = asyncio.StreamReader(loop=loop)
@@ -66,14 +66,16 @@ class Wire(asyncio.StreamReaderProtocol):
         return "plain text"
 
     async def shake_hands(self) -> None:
-        """Do the TLS handshake, before anything is written. A plain-text wire does nothing."""
+        """Do the TLS handshake, before anything is written. On a plain-text wire, do nothing."""
 
     def open_writer(self) -> None:
-        """Create the writer. `connection_made` does not, since a cancelled attempt would leave an unclosed writer."""
+        """Create the writer. `connection_made` does not create it, because a cancelled attempt would then leave an
+        unclosed writer."""
         self.writer = asyncio.StreamWriter(self._out, self, self.reader, self._event_loop)
 
     def listen(self, on_data: Callable[[bytes], None]) -> None:
-        """Pass received bytes to `on_data` from now on, in the turn in which they arrive. The reader only gets EOF."""
+        """Pass received bytes to `on_data` from now on, in the turn in which they arrive. The reader then gets only
+        EOF."""
         self._pass_to(on_data)
         early = self.reader._buffer  # type: ignore[attr-defined]  # every asyncio.StreamReader has it
         if early:

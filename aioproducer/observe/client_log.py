@@ -11,7 +11,7 @@ MOST_WARNINGS = 50
 
 
 class RecentWarnings:
-    """The last lines at WARNING and above, for describe(), even if the program's logging discards them."""
+    """Keeps the last lines at WARNING and above for describe(), even if the program's logging discards them."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[datetime, int, str]] = deque(maxlen=MOST_WARNINGS)
@@ -20,7 +20,7 @@ class RecentWarnings:
         """Keep a line. Format it now, because an argument (a producer, an error) may change later."""
         try:
             line = str(msg) % args if args else str(msg)
-        except Exception:  # logging itself reports the mistake
+        except Exception:  # the logging module reports this mistake
             line = str(msg)
         self._lines.append((datetime.now(UTC), level, line))
 

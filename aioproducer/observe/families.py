@@ -146,7 +146,7 @@ FAMILIES = (
     _counter("records_acked", "Records that are in the log.", ("topic",), _by_topic("records_acked")),
     _counter(
         "records_failed",
-        "Failed records: not_persisted, certainly not in the log; unknown, may be in the log.",
+        "Failed records, by outcome: not_persisted (certainly not in the log) or unknown (may be in it).",
         ("topic", "outcome"),
         _failed,
     ),
@@ -168,26 +168,26 @@ FAMILIES = (
     ),
     _counter(
         "data_losses",
-        "Events in which a broker lost acknowledged records, or may have.",
+        "Events in which a broker lost, or may have lost, acknowledged records.",
         (),
         _of_producer("data_losses"),
     ),
     # Times
     _histogram(
         "time_to_result_seconds",
-        "From the opening of a batch to its result, failures included, weighted by records.",
+        "Time from opening a batch to its result, including failures, weighted by records.",
         (),
         _of_producer("time_to_result"),
     ),
     _histogram(
         "time_to_ack_seconds",
-        "From the opening of a batch to its acknowledgement, weighted by records.",
+        "Time from opening a batch to its acknowledgement, weighted by records.",
         (),
         _of_producer("time_to_ack"),
     ),
     _histogram(
         "queue_time_seconds",
-        "From the opening of a batch to its first request.",
+        "Time from opening a batch to its first request.",
         (),
         _of_producer("queue_time"),
     ),
@@ -216,7 +216,7 @@ FAMILIES = (
     _histogram(
         "batch_size_bytes", "Sizes of batches on the wire.", (), _of_producer("batch_size"), bounds=BYTES
     ),
-    _counter("produce_requests", "Requests with records.", (), _of_producer("produce_requests")),
+    _counter("produce_requests", "Produce requests.", (), _of_producer("produce_requests")),
     _counter("retries", "Batches that were sent again.", ("topic",), _by_topic("retries")),
     _counter(
         "splits",
@@ -264,6 +264,8 @@ FAMILIES = (
         ("node",),
         _by_node("throttle_time"),
     ),
-    _histogram("node_request_seconds", "From a request to its response.", ("node",), _by_node("latency")),
+    _histogram(
+        "node_request_seconds", "Time from a request to its response.", ("node",), _by_node("latency")
+    ),
 )
 """All metrics; docs/prometheus.md lists them."""

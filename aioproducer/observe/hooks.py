@@ -1,6 +1,6 @@
 """Hooks: objects that are called for connections, requests, batches and transactions, never for individual records.
 
-They run in the producer's event loop, in the middle of its work. A hook that raises is switched off, so that it cannot
+Hooks run in the producer's event loop, in the middle of its work. A hook that raises is switched off, so that it cannot
 harm the records."""
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class BatchEvent(NamedTuple):
     """The codec: none, gzip, snappy, lz4 or zstd."""
     attempts: int
     seconds: float
-    """The time from the opening of the batch to its result."""
+    """The time from opening the batch to its result."""
     base_offset: int | None
     """The offset of the first record; None if the batch failed, if acks=0, or if the broker already had the batch and
     did not return its offset."""
@@ -132,7 +132,7 @@ class RetryEvent(NamedTuple):
 
 
 class RejectedEvent(NamedTuple):
-    """`on_rejected`: records were not accepted, because `send` raised an error or a row of `send_many` has one."""
+    """`on_rejected`: records were not accepted, because `send` raised an error or `send_many` rejected rows."""
 
     client_id: str
     topic: object
@@ -142,7 +142,7 @@ class RejectedEvent(NamedTuple):
 
 
 class DataLossEvent(NamedTuple):
-    """`on_data_loss`: the brokers have lost records of a topic that they had acknowledged, or may have lost them."""
+    """`on_data_loss`: the brokers have lost, or may have lost, acknowledged records of a topic."""
 
     client_id: str
     topic: str
@@ -150,7 +150,7 @@ class DataLossEvent(NamedTuple):
     """The last acknowledged offset of each affected partition, by partition number."""
     is_certain: bool
     reason: str
-    """How the producer noticed it, such as the new id of a topic that was re-created."""
+    """How the producer noticed the loss, for example that a topic was re-created with a new id."""
 
 
 class TransactionEvent(NamedTuple):
@@ -239,7 +239,7 @@ class Hooks:
 
     def tell(self, heard_by: list[Any], event: Event) -> None:
         """Call the methods of one event, such as `on_batch`."""
-        for hook, method in heard_by:  # switching a hook off replaces the list, not its content
+        for hook, method in heard_by:  # switching off a hook replaces the list, and leaves this one unchanged
             try:
                 returned = method(event)
             except ENDS_OF_THE_PROGRAM:
@@ -277,7 +277,7 @@ class Hooks:
         base_offset: int,
         error: BaseException | None = None,
     ) -> None:
-        """Report a batch whose records have their result. `base_offset` is -1 if it is not known."""
+        """Report a batch whose records have their results. `base_offset` is -1 if it is not known."""
         queue = batch.queue
         event = BatchEvent(
             self.client_id,

@@ -1,4 +1,4 @@
-"""Log lines about partitions whose leader has changed, and about those without a leader while records are waiting."""
+"""Logs the partitions whose leader has changed, and those that have no leader while records are waiting for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LeaderChanges:
         self._moved: list[str] = []
 
     def note(self, topic: str, partition: int, before: int, now: int) -> None:
-        """Note that the leader of a partition has changed. Negative ids mean no leader."""
+        """Note that the leader of a partition has changed. A negative id means that there is no leader."""
         if now < 0:
             self._former[topic, partition] = before
             return

@@ -1,8 +1,8 @@
 """The producers in this process, for exporters, and the counters of producers that no longer exist.
 
-An exported counter must not decrease, because Prometheus takes a decrease for a restart. Also, the counts of a
-short-lived producer would be lost before the next scrape. Therefore, the counters of a garbage-collected producer are
-added to the totals for its client id."""
+An exported counter must not decrease, because Prometheus takes a decrease for a restart. Moreover, the counts of a
+short-lived producer must not be lost before the next scrape. Therefore, the counters of a garbage-collected producer
+are added to the totals for its client id."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Measured(Protocol):
 class _Entry(NamedTuple):
     producer: weakref.ref[Measured]
     past: Callable[[], MetricsSnapshot]
-    """A function that returns the producer's counters, even when the producer no longer exists."""
+    """A function that returns the producer's counters, even after the producer has been garbage-collected."""
 
 
 class Producers:

@@ -40,7 +40,7 @@ class LoopWatch:
 
     def _beat(self, last: float) -> None:
         now = self._loop.time()
-        # The blocking may have begun at any time within a beat. Half a beat, the average, is therefore subtracted.
+        # The loop may have been blocked from any point in the beat. Half a beat, the average, is therefore subtracted.
         blocked = now - last - BEAT / 2
         if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
             self._logged_at = now

@@ -69,10 +69,10 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
     neither, unless the caller's context has a span from another process.
 
     Args of `instrument()`:
-        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are only
-            metrics.
+        tracer_provider, meter_provider: the global ones by default. With `trace.NoOpTracerProvider()`, there are
+            metrics but no spans.
         durations: whether to record messaging.client.operation.duration, a histogram with one value for each batch.
-            False by default, since OpenTelemetry needs some 20 µs for each value. Quantiles are exported in any
+            False by default, since OpenTelemetry needs about 20 µs for each value. Quantiles are exported in any
             case. opentelemetry-api before 1.30 does not accept buckets for an instrument; use a View to set them.
         capture_key: whether to add the record's key as messaging.kafka.message.key. False by default, since keys may be
             personal data.
@@ -123,7 +123,7 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_batch: dict[object, tuple[list[Span], list[Any]]] = {}
-        """The spans of records that end with their batch, and a delivery for each."""
+        """The spans that end when a batch ends, and a delivery for each of them, by batch."""
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
         """The span name and attributes for each topic. Without this cache, they would be created for every call, even
         one that is not recorded."""
@@ -137,7 +137,7 @@ class _SendTracer:
                 name, attributes = self._of_topic[topic]
             except (KeyError, TypeError):
                 name, attributes = self._describe(topic)
-            current = get_current()  # once, because the SDK would look it up three times
+            current = get_current()  # passed on, because the SDK would otherwise look it up three times
             span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
             if not span.is_recording():
                 return _unrecorded(headers, span, current)
@@ -178,7 +178,7 @@ class _SendTracer:
         if found is None:
             found = self._of_batch[delivery.batch] = [], []
             delivery.add_done_callback(partial(self._batch_ended, delivery.batch))
-        # Two lists: tuples of both would be more objects for the garbage collector to visit.
+        # Two lists, because a list of pairs would give the garbage collector more objects to visit.
         found[0].append(span)
         found[1].append(delivery)
 
@@ -288,8 +288,8 @@ def _is_w3c(propagator: TextMapPropagator) -> bool:
 
 
 def _unrecorded(headers: Any, span: Span, current: Context) -> list[tuple[str, bytes | None]] | None:
-    """Return the headers of a call that is not recorded: from them, consumers learn not to record it either.
-    With neither an SDK nor a parent, there is no decision to pass on."""
+    """Return the headers of a call that is not recorded. They carry this decision to the consumers. With neither an SDK
+    nor a parent span, there is no decision to pass on."""
     if not span.get_span_context().is_valid:
         return None
     headers = _with_context(headers, span, current)
@@ -333,7 +333,7 @@ class _Durations:
             meter.create_histogram,
             "messaging.client.operation.duration",
             unit="s",
-            description="From the opening of a batch to its result.",
+            description="Time from opening a batch to its result.",
         )
         try:
             self._histogram = create(explicit_bucket_boundaries_advisory=SECONDS)

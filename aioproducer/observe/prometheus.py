@@ -22,7 +22,7 @@ __all__ = ["ProducerCollector"]
 
 
 class ProducerCollector(Collector):
-    """Collects from all producers in the process, including those that are started later.
+    """Collects metrics from all producers in the process, including those that are started later.
 
         from prometheus_client import start_http_server
         from aioproducer.prometheus import ProducerCollector
@@ -54,7 +54,7 @@ class ProducerCollector(Collector):
             registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Return all metrics without values, so that registering collects nothing."""
+        """Return all metrics without values, so that registering the collector does not read any values."""
         return [_empty(family) for family in FAMILIES]
 
     def collect(self) -> Iterator[Metric]:

@@ -1,5 +1,5 @@
-"""Log lines about batches that are sent again: one line for the first retry of each kind, then counts, and one line at
-the end."""
+"""Log lines about batches that are sent again: one line for the first retry of each kind, then counts, and a last line
+when batches are accepted again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Retries:
         self._log = log
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.is_disturbed = False
-        """True if some partition has not accepted a batch since its last retry."""
+        """True if any partition has not accepted a batch since its last retry."""
         self._period_began = float("-inf")
         self._lines = 0
 

@@ -1,4 +1,4 @@
-"""Keeps a snapshot of the metrics every 10 s, so that `metrics(window=60)` can show what happened in the last minute.
+"""Takes a snapshot of the metrics every 10 s, so that `metrics(window=60)` can show what happened in the last minute.
 
 A process may have hundreds of producers, so the snapshots are kept compressed: about 2 KB each instead of 40 KB."""
 

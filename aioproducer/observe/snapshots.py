@@ -36,7 +36,7 @@ OTHER_TOPICS = "_other"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Durations or sizes, counted in buckets that grow by 2**(1/4): a quantile is at most 19% too large."""
+    """Durations or sizes, counted in buckets that grow by a factor of 2**(1/4): a quantile is at most 19% too large."""
 
     count: int = 0
     sum: float = 0.0
@@ -194,7 +194,7 @@ class NodeSnapshot(_Numbers):
     throttles: Distribution = field(default_factory=Distribution)
     """Seconds of throttling, one value for each response that requested it."""
     latency: Distribution = field(default_factory=Distribution)
-    """Seconds from the writing of a request to its response."""
+    """Seconds from writing a request to receiving its response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class TransactionCallSnapshot(_Numbers):
     count: int = 0
     failures: int = 0
     time: Distribution = field(default_factory=Distribution)
-    """Seconds from the call to its end, failures included."""
+    """Duration of the calls in seconds, including failed calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class MetricsSnapshot(_Numbers):
     produce_requests: int = 0
     requests: int = 0
     connects: int = 0
-    """The connections to all brokers, including bootstrap addresses that `nodes` no longer lists."""
+    """Connections established to all brokers, including bootstrap addresses that `nodes` no longer lists."""
     disconnects: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -282,13 +282,13 @@ class MetricsSnapshot(_Numbers):
     batch_size: Distribution = field(default_factory=Distribution)
     records_per_request: Distribution = field(default_factory=Distribution)
     queue_time: Distribution = field(default_factory=Distribution)
-    """Seconds from the opening of a batch to its first attempt."""
+    """Seconds from opening a batch to its first attempt."""
     time_to_ack: Distribution = field(default_factory=Distribution)
-    """Seconds from the opening of a batch to its acknowledgement, weighted by its records."""
+    """Seconds from opening a batch to its acknowledgement, weighted by its records."""
     time_to_result: Distribution = field(default_factory=Distribution)
-    """Seconds from the opening of a batch to its result, failures included, weighted by its records."""
+    """Seconds from opening a batch to its result, including failures, weighted by its records."""
     buffer_wait: Distribution = field(default_factory=Distribution)
-    """Seconds that calls to `send` waited for room."""
+    """Seconds for which calls to `send` waited for room."""
     metadata_updates: int = 0
     metadata_failures: int = 0
     topics: tuple[TopicSnapshot, ...] = ()

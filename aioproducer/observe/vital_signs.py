@@ -20,7 +20,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a producer can be expected to deliver records now; for readiness checks."""
+    """The health of a producer, for readiness checks: whether it can be expected to deliver records now."""
 
     ok: bool
     reason: str
@@ -33,5 +33,5 @@ class Health:
     metadata_age: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values for JSON."""
+        """Return the values as a dict, for JSON."""
         return asdict(self)

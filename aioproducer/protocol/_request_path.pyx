@@ -29,7 +29,7 @@ DEF ID = 16                    # bytes of a topic id
 DEF MAGIC = 2                  # the version of the record batch format
 DEF SUMMED = 21                # the position in a batch after its checksum, which covers all bytes from here on
 DEF BATCH_HEADER = 61
-DEF LOG_OVERHEAD = 12          # the base offset and the length, which the length does not count
+DEF LOG_OVERHEAD = 12          # the base offset and the length field, which the length does not include
 
 
 # ------------------------------------------------------------------------------------------------- the request
@@ -227,7 +227,7 @@ cdef inline int64_t get_int(const unsigned char* at, int size) noexcept nogil:
 
 cdef inline const unsigned char* skip_count(const unsigned char* at, const unsigned char* end, Py_ssize_t count,
                                             bint is_flexible) noexcept nogil:
-    """Return the position after an encoded count, or NULL if that is not the shortest encoding of `count`."""
+    """Return the position after an encoded count, or NULL if the bytes are not the shortest encoding of `count`."""
     cdef char expected[LONGEST_UVARINT]
     cdef Py_ssize_t size = put_count(expected, count, is_flexible) - expected
     if end - at < size or memcmp(at, expected, size) != 0:
@@ -298,7 +298,7 @@ def read_success(int version, bytes frame, int32_t correlation_id, dict places):
                 if at == NULL or end - at < 2:
                     return None
                 if is_flexible and (at[0] != 0 or at[1] != 0) or not is_flexible and get_int(at, 2) != -1:
-                    return None                    # there is an error message or a tag
+                    return None                    # an error message or a tag is present
                 at += 2
         if is_flexible:
             if end - at < 1 or at[0] != 0:
@@ -316,7 +316,8 @@ DEF LOWEST = -120              # 2**-30, about 1e-9
 DEF HIGHEST = 280              # 2**70
 
 cdef class Buckets:
-    """Counts durations or sizes in buckets that grow by 2**(1/4). Memory is constant; quantiles are at most 19% off."""
+    """Counts durations or sizes in buckets that grow by a factor of 2**(1/4). Memory use is constant, and quantiles are
+    at most 19% off."""
 
     cdef int64_t buckets[HIGHEST - LOWEST + 1]
     cdef readonly int64_t count
@@ -335,7 +336,7 @@ cdef class Buckets:
             self.maximum = value
 
     def filled(self):
-        """Return (upper end, count) for each non-empty bucket, in ascending order. The counts are not cumulative."""
+        """Return (upper bound, count) for each non-empty bucket, in ascending order. The counts are not cumulative."""
         cdef int index
         return tuple([
             (2.0 ** ((index + LOWEST + 1) / <double>GROWTH), self.buckets[index])

@@ -74,8 +74,8 @@ def encode_request(
     writer = Writer()
     writer.out += bytes(PREFIX_SIZE)
     writer.out += _REQUEST_HEADER.pack(request.api_key, version, correlation_id)
-    # The client id is not compact even in flexible versions: brokers must be able to read it in unknown versions
-    # (KIP-511).
+    # The client id is not compact even in flexible versions: brokers must be able to read it in versions that they do
+    # not know (KIP-511).
     write_nullable_string(writer.out, client_id)
     if version >= request.flexible_from:
         writer.out.append(0)

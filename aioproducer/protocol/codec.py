@@ -285,7 +285,7 @@ class _Source:
         self._add(1, "count, pos = read_uvarint(buf, pos)")
         self._add(1, "if count:")
         self._add(2, "if count * 2 > len(buf) - pos:")
-        self._add(3, 'raise out_of_bounds("a count of tagged fields of", count, pos, len(buf))')
+        self._add(3, 'raise out_of_bounds("a tagged field count of", count, pos, len(buf))')
         self._add(2, "seen = set()")
         self._add(2, "for _ in range(count):")
         self._add(3, "tag, pos, stop = read_tag(buf, pos, seen)")

@@ -178,8 +178,8 @@ def _snappy(data: Bytes) -> bytes:
 
 # lz4 frames whose blocks do not depend on each other, without checksums: Kafka rejects linked blocks
 # (Lz4BlockOutputStream.FLG), and the batch has its own checksum. Each header consists of the magic number, the
-# flags, the largest block size and the header's checksum. A frame uses the smallest size that makes it a single block:
-# between blocks, the thread needs the GIL, as with snappy.
+# flags, the maximum block size and the header's checksum. The block size is the smallest for which a single block is
+# enough, otherwise the largest: between blocks, the thread needs the GIL, as with snappy.
 _LZ4_HEADERS = {
     1 << 16: bytes.fromhex("04224d18604082"),
     1 << 18: bytes.fromhex("04224d186050fb"),

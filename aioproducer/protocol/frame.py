@@ -56,7 +56,7 @@ def decode_size(prefix: bytes, limit: int) -> int:
         )
     if all(0x20 <= byte < 0x7F for byte in prefix):
         raise NotKafkaError(
-            f"the peer begins with {prefix.decode()!r}: this is not the port of a Kafka broker"
+            f"the data from the peer begins with {prefix.decode()!r}: this is not the port of a Kafka broker"
         )
     size = _LENGTH.unpack(prefix)[0]
     if size < 0:

@@ -9,7 +9,7 @@ from aioproducer.protocol.schema import Message, Struct, array, boolean, int16, 
 MOST_GROUPS = 1_000
 """The maximum number of groups in a response. A producer asks for one group at a time."""
 MOST_PRODUCERS = 1_000_000
-"""The maximum number of producers of a partition. A broker remembers all producers of the last day, including those
+"""The maximum number of producers per partition. A broker remembers all producers of the last day, including those
 that wrote only one record."""
 
 

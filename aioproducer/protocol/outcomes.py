@@ -36,8 +36,8 @@ from aioproducer.types import Outcome
 
 
 class Action(Enum):
-    """The action to take next. If a request covers several partitions, the action applies only to the one with the
-    error code."""
+    """The action to take next. If a request covers several partitions, the action applies only to the partition
+    with the error code."""
 
     # any request
     SUCCEED = "succeed"
@@ -91,7 +91,7 @@ class Condition(Enum):
     ACKS_0 = "acks is 0"
     TRANSACTION = "the batch belongs to a transaction"
     REPETITION = (
-        "it is the first batch of a participant, and the broker answered that it was already in the log"
+        "the batch is the first of a participant, and the broker answered that it was already in the log"
     )
     V1 = "transactions v1"
     V2 = "transactions v2 (KIP-890)"
@@ -113,7 +113,7 @@ class Failure(Enum):
 
 
 class Moment(Enum):
-    """Events other than a response that may end a batch. A batch that is kept is checked again before a retry."""
+    """Events, other than responses, that may end a batch. A batch that is kept is checked again before a retry."""
 
     EXPIRED = "delivery_timeout_ms has passed"
     BEHIND = "an earlier record in the same partition has failed, and enable_gapless_order is on"
@@ -399,9 +399,9 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
     )
     return {
         **_coded(end, _A.RETRY, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.CONCURRENT_TRANSACTIONS),
-        # The coordinator also returns this code if it appended the end of the transaction to its log but did
-        # not replicate it in time (TransactionStateManager.appendTransactionToLog). The next coordinator may
-        # complete it.
+        # The coordinator also returns this code if it wrote the transaction's outcome to its log but did not
+        # replicate it in time (TransactionStateManager.appendTransactionToLog). The next coordinator may then
+        # complete the transaction.
         **_coded(end, _A.RETRY, Code.REQUEST_TIMED_OUT, outcome=_MAYBE),
         **_coded(end, _A.COORDINATOR, *_ELSEWHERE, outcome=_MAYBE),
         # This code is not expected for an abort. If it occurs, a new epoch ends the open transaction.
@@ -523,7 +523,7 @@ _ADVICE: Mapping[int, str] = MappingProxyType(
 
 
 def advice(code: int) -> str:
-    """Return the advice to append to an error text, or an empty string if this code has no advice."""
+    """Return the advice to append to an error text, or an empty string if there is none for this code."""
     return f"; {_ADVICE[code]}" if code in _ADVICE else ""
 
 

@@ -49,7 +49,7 @@ class Writer:
         return len(self.out) + self.spliced
 
     def splice(self, buffers: Sequence[bytes | bytearray | memoryview], size: int) -> None:
-        """Insert `buffers`, with a total of `size` bytes, at the current end, without copying them."""
+        """Insert `buffers`, with a total of `size` bytes, at the current end of the message, without copying them."""
         self.splices.append((len(self.out), buffers))
         self.spliced += size
 
@@ -329,7 +329,7 @@ def skip_tags(buf: Buffer, pos: int) -> int:
     """Skip a section of tagged fields, none of which is declared."""
     count, pos = read_uvarint(buf, pos)
     if count * 2 > len(buf) - pos:
-        raise out_of_bounds("a count of tagged fields of", count, pos, len(buf))
+        raise out_of_bounds("a tagged field count of", count, pos, len(buf))
     seen: set[int] = set()
     for _ in range(count):
         _, _, pos = read_tag(buf, pos, seen)

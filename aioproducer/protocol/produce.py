@@ -18,8 +18,9 @@ from aioproducer.protocol.messages import ProduceResponse
 ROOM = 64 * 1024
 ROOM_PER_BATCH = 4 * 1024
 ROOM_PER_RECORD = 512
-"""The maximum size of a response in bytes is the sum of these limits. Kafka's texts are shorter than 2 KiB for a batch
-and than 340 bytes for each of its records, with the longest topic name (KIP-467)."""
+"""The maximum size of a response in bytes: ROOM, plus ROOM_PER_BATCH for each batch, plus ROOM_PER_RECORD for each
+record. Even with the longest topic name, Kafka's error texts are shorter than 2 KiB for a batch, and shorter than 340
+bytes for each of its records (KIP-467)."""
 MOST_EXTRA = 100
 """The number of partitions, and of record errors, by which a response may exceed its request. The sender ignores or
 rejects the surplus and applies the rest of the response."""

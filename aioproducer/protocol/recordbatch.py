@@ -51,7 +51,7 @@ HEADER_SIZE = RECORD_COUNT_AT + 4
 
 MAGIC = 2
 LOG_OVERHEAD = PARTITION_LEADER_EPOCH_AT
-"""The size of the base offset and of the batch length itself, which the batch length does not include."""
+"""The size of the base offset and the batch length field, which the batch length does not include."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08

@@ -80,7 +80,7 @@ def _field(
     return Field(kind, version_range(versions), default, nulls, tag, ignorable, of, most=most)
 
 
-# The functions that declare fields. These functions return Any, so that only the annotation determines the type.
+# The functions that declare fields. They return Any, so that only the annotation determines the type.
 
 
 def int8(versions: str = "0+", *, default: int = 0, ignorable: bool = False) -> Any:

@@ -22,7 +22,7 @@ cdef class Callbacks:
         self.deliveries = []
 
     cdef int take(self, Delivery delivery) except -1:
-        """Take the callbacks of a delivery that has just ended. A Gathering is notified now; it is not callable."""
+        """Take the callbacks of a delivery that has just ended. A Gathering is not callable, and is notified now."""
         callbacks = delivery.callbacks
         delivery.callbacks = None
         if callbacks is None:
@@ -57,7 +57,7 @@ cdef class Callbacks:
                 finally:
                     PyContext_Exit(context)
             except ENDS_OF_THE_PROGRAM:
-                self.loop.call_soon(self)      # the loop may go on, and other tasks are waiting for their records
+                self.loop.call_soon(self)      # the loop may continue, and other tasks are waiting for their records
                 raise
             except BaseException as error:     # as in asyncio.Handle
                 self.loop.call_exception_handler({

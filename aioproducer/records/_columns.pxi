@@ -64,7 +64,7 @@ cdef extern from *:
         const char* (*get_last_error)(ArrowArrayStream*)
 
 DEF SLICE = 2 << 20            # bytes that send_many may encode before it lets other tasks run, about 0.3 ms
-DEF ROW_COST = 100             # bytes added to the size of each row when it is counted for SLICE
+DEF ROW_COST = 100             # bytes added to each row's size when the row is counted toward SLICE
 DEF REFUSAL_COST = 20000       # bytes counted for each rejected row, because most of these rows raise an error
 
 DEF INLINE_VIEW = 12           # the size in bytes up to which an Arrow view contains the value itself
@@ -490,7 +490,8 @@ cdef class Rows:
                 continue
             if argument in columns:
                 raise InvalidRecordError(
-                    f"{argument} is given twice, also as the column {_NAMES[argument]!r} of the record batch; keep one",
+                    f"{argument} is given twice: as an argument and as the column {_NAMES[argument]!r} of the record "
+                    "batch; keep one",
                     argument=argument)
             number = whole_number(data) if argument == "partitions" else None
             if number is not None:

@@ -8,8 +8,9 @@
 cdef class Gathering:
     """Waits for deliveries on behalf of one call to `gather`.
 
-    It is an entry among the callbacks of each pending delivery. It does not refer to the deliveries, because they refer
-    to it, and the garbage collector does not see a Delivery. The deliveries belong to the caller.
+    Each pending delivery has the Gathering among its callbacks. The Gathering does not refer back to the deliveries,
+    because the garbage collector does not track a Delivery and could not free the cycle. The deliveries belong to the
+    caller.
     """
 
     cdef object loop
@@ -24,7 +25,7 @@ cdef class Gathering:
         self.returns_exceptions = returns_exceptions
 
     def watch(self, list deliveries):
-        """Begin to wait. Return False, without any effect, unless all elements are deliveries.
+        """Begin to wait. If any element is not a delivery, do nothing and return False.
 
         Raises:
             ValueError: a delivery belongs to another event loop.
@@ -36,7 +37,7 @@ cdef class Gathering:
             if type(element) is not Delivery:
                 return False
             if (<Delivery>element).batch.loop is not self.loop:
-                raise ValueError("gather: a delivery belongs to another event loop than the one that is running")
+                raise ValueError("gather: a delivery belongs to an event loop other than the running one")
         for delivery in deliveries:
             if not has_ended(delivery):
                 self.pending += 1

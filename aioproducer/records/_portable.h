@@ -1,7 +1,7 @@
 /* Atomics, a mutex, a clock, a prefetch and a fast remainder, for GCC, Clang and MSVC.
 
-   Included by _record_path.pyx and _columns.pxi, after Python.h. MSVC sees no extension of GCC here:
-   tests/project/test_portable_c.py evaluates the conditions as MSVC does. */
+   Included by _record_path.pyx and _columns.pxi, after Python.h. MSVC must not see any GCC extension
+   here: tests/project/test_portable_c.py evaluates the conditions as MSVC does. */
 #ifndef AIOPRODUCER_PORTABLE_H
 #define AIOPRODUCER_PORTABLE_H
 
@@ -12,7 +12,7 @@
 typedef PyMutex aioproducer_mutex;
 #define aioproducer_lock(mutex) PyMutex_Lock(mutex)
 #define aioproducer_unlock(mutex) PyMutex_Unlock(mutex)
-#else    /* the GIL is lock enough */
+#else    /* the GIL is sufficient */
 typedef struct { char unused; } aioproducer_mutex;
 #define aioproducer_lock(mutex) ((void)(mutex))
 #define aioproducer_unlock(mutex) ((void)(mutex))
@@ -20,7 +20,7 @@ typedef struct { char unused; } aioproducer_mutex;
 
 #ifdef _MSC_VER
 #include <intrin.h>
-/* An ARM64 processor reorders loads and stores. x64 keeps them in order, so only the compiler must be held back. */
+/* An ARM64 processor reorders loads and stores. x64 keeps them in order, so only the compiler needs a barrier. */
 #ifdef _M_ARM64
 #define aioproducer_barrier() __dmb(_ARM64_BARRIER_ISH)
 #else

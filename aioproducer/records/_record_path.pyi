@@ -113,8 +113,8 @@ class RecordMetadata:
     @property
     def topic_partition(self) -> TopicPartition: ...
 
-# At runtime, Delivery is not a subclass: asyncio recognizes a future by an attribute. For type checkers it is one,
-# because asyncio.wait is declared for subclasses of Future only.
+# At runtime, Delivery is not a subclass of Future: asyncio recognizes a future by an attribute. For type checkers it is
+# one, because asyncio.wait is declared only for subclasses of Future.
 class Delivery(Future[RecordMetadata]):
     @property
     def topic_partition(self) -> TopicPartition: ...

@@ -2,8 +2,9 @@
 # cython: embedsignature=False, freethreading_compatible=True
 """The compiled part of a record's path: from `send` to the batch, and from the broker's answer back to the delivery.
 
-This code runs once per record; everything that runs once per batch or less often is Python (producer.py,
-accumulator.py, batch.py). The tests compare the encoder with a plain-Python one, tests/support/oracle.py.
+Most of this code runs once per record; a few methods, such as freeze, complete and split_into, run once per batch. Most
+other code that runs once per batch or less often is Python (producer.py, accumulator.py, batch.py). The tests compare
+the encoder with one in plain Python, tests/support/oracle.py.
 
     RecordPath    base of Producer: send, try_send, send_and_wait
     Topic         the part of a topic's state that a record needs: the queues and the sticky partition
@@ -85,7 +86,7 @@ cdef extern from "_portable.h":
 DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
-DEF RECORD_COST = 512          # bytes added to the size of each record when it is counted for YIELD_AFTER
+DEF RECORD_COST = 512          # bytes added to each record's size when the record is counted toward YIELD_AFTER
 DEF BATCH_COST = 8192          # likewise for each batch that is opened, which takes about as long as 16 records
 DEF USER_CODE_COST = 1024      # likewise for each record with serializers or interceptors
 DEF SERIALIZED_COST = 16       # likewise for each byte that a serializer returns
@@ -94,7 +95,7 @@ DEF LARGE = 4 << 20            # a thread copies values of this size or more; 10
 DEF STICKY_LEAST = 16 << 10    # bytes of keyless records after which the partition may change (as in Java)
 
 HEADER_SIZE = HEADER
-NO_ORDER = (-1, 0)             # before the order of every batch in a queue
+NO_ORDER = (-1, 0)             # sorts before the order of every batch in a queue
 LARGE_RECORD = LARGE
 
 cdef object _running_loop = asyncio._get_running_loop
@@ -371,7 +372,7 @@ cdef class Batch:
     cdef Mutex mutex               # guards `buffer` and `late_value`, which worker threads also use
     cdef RecordsBuffer buffer
     cdef Py_ssize_t limit
-    cdef bytes late_value          # a large value that is yet to be copied to its place in the buffer
+    cdef bytes late_value          # a large value that has yet to be copied to its place in the buffer
     cdef Py_ssize_t late_at
     cdef object loop
     cdef list waiters
@@ -395,8 +396,8 @@ cdef class Batch:
     cdef readonly int unretrieved
     """The number of deliveries that were dropped before their result was retrieved."""
     cdef public bint is_due
-    """True if the batch is to be sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a
-    large record, a caller is waiting for it, or its node is hurried (Accumulator.hurry_node)."""
+    """True if the batch should be sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a
+    large record, a caller is waiting for it, or Accumulator.hurry_node was called for its node."""
     cdef readonly list parts
     """The parts of a batch that was split, as (first index, Batch) in ascending order. Each delivery moves to one of
     them."""
@@ -424,7 +425,7 @@ cdef class Batch:
 
     @property
     def records(self):
-        """A view of the encoded records. The batch must be closed; only a large value may still be missing (is_whole)."""
+        """A view of the encoded records. The batch must be closed; a large value may still be missing (is_whole)."""
         assert self.state is not _OPEN
         return memoryview(self.buffer)
 
@@ -442,7 +443,7 @@ cdef class Batch:
 
     @property
     def is_whole(self):
-        """Whether the encoded records are complete; False while a large value is yet to be copied."""
+        """True if the encoded records are complete; False while a large value has yet to be copied."""
         return self.late_value is None
 
     def complete_records(self):
@@ -618,8 +619,8 @@ cdef class Batch:
                 pass
             let_wait(delivery)
         for _, part in self.parts:
-            # Only the number of dropped deliveries is known, not which ones, so this number is an upper limit for
-            # each part.
+            # Only the number of dropped deliveries is known, not which ones were dropped, so this number is an upper
+            # limit for each part.
             add_to(&(<Batch>part).unretrieved,
                    min(self.unretrieved, (<Batch>part).record_count + <int>len((<Batch>part).withdrawn)))
 
@@ -664,7 +665,7 @@ cdef list original_indexes(Batch batch):
 
 
 cdef int copy_records(Batch batch, RecordsBuffer old, list kept) except -1:
-    """Copy the records of `old` whose item in `kept` is true into the batch, and count them."""
+    """Copy into the batch those records of `old` whose item in `kept` is true, and count them."""
     cdef RecordsBuffer new = batch.buffer
     cdef const char* at = old.data
     cdef const char* after
@@ -806,8 +807,9 @@ cdef enum:
 cdef class Delivery:
     """The future of one record: `await` it for the RecordMetadata, or use it wherever asyncio accepts a future.
 
-    Cancelling it, or a task that awaits it, does not stop the record from being sent. As with any asyncio.Future, it is
-    then cancelled for every task that awaits it; if there are several, await `asyncio.shield(delivery)`.
+    Cancelling a delivery, or a task that awaits it, does not stop the record from being sent. As with any
+    asyncio.Future, the delivery is then cancelled for every task that awaits it; if there are several, await
+    `asyncio.shield(delivery)`.
 
     A delivery reads its result from its batch on demand, so an acknowledgement doesn't create an object per record.
 
@@ -931,7 +933,7 @@ cdef class Delivery:
 
 
 cdef inline Batch ended_batch(Delivery self, int* index):
-    """Return what `batch_of` returns. Raise an error if the delivery has no result or is cancelled."""
+    """Do the same as `batch_of`, but raise an error if the delivery has no result or is cancelled."""
     if self.state == CANCELLED:
         raise self._make_cancelled_error()
     if not has_ended(self):
@@ -976,7 +978,7 @@ cdef inline Delivery new_delivery(Batch batch, int index, int64_t timestamp):
 
 
 cdef inline int let_wait(Delivery delivery) except -1:
-    """Add a delivery to the waiters of its batch, whose callbacks the batch schedules."""
+    """Add a delivery to the waiters of its batch. When the batch ends, it schedules the callbacks of its waiters."""
     if delivery.batch.waiters is None:
         delivery.batch.waiters = []
     delivery.batch.waiters.append(delivery)
@@ -1098,15 +1100,16 @@ include "_gathering.pxi"
 cdef class PartitionQueue:
     """The batches for one partition that are not in flight, oldest first; the last one may be open.
 
-    The accumulator owns the queue. Sender writes `in_flight`, Numbering `sequence`, LossWatch `acknowledged_end` and
-    `acknowledged_order`, and the code in this file only `tail`. An idle queue is kept small, since a producer keeps the
-    queue of each partition that it has ever written to.
+    Sender writes `in_flight`, Numbering writes `sequence`, and LossWatch writes `acknowledged_end` and
+    `acknowledged_order`. The accumulator owns the queue and writes all other fields that change, including `tail`,
+    which the code in this file only reads. An idle queue is kept small, since a producer keeps the queue of each
+    partition that it has ever written to.
     """
 
     cdef readonly str topic
     cdef readonly int partition
     cdef public object batches
-    """A deque of ProducerBatch, or a tuple of at most one, because a deque occupies 600 bytes."""
+    """A deque of ProducerBatch, or a tuple if there is at most one, because a deque occupies 600 bytes."""
     cdef public Batch tail
     """The open batch at the end of `batches`, or None."""
     cdef public tuple in_flight
@@ -1217,7 +1220,7 @@ cdef class RecordPath:
     cdef UserSerializer of_key
     cdef object interceptors       # records.interceptors.Interceptors, or None
     cdef list on_send              # their methods, or None
-    cdef bint want_results         # at least one interceptor has an on_acknowledgement
+    cdef bint want_results         # at least one interceptor has a method on_acknowledgement
     cdef object metadata
 
     def __cinit__(self, *args, **settings):
@@ -1526,8 +1529,8 @@ cdef inline Py_ssize_t size_of(data) noexcept:
 
 
 cdef inline int check_may_append(RecordPath self) except -1:
-    # In the thread of start(), the producer's loop is the running loop if it is running at all, so these checks
-    # suffice. On Python 3.11, asyncio needs a system call to look up the running loop.
+    # In the thread that called start(), the producer's loop is the running loop if it is running at all, so these
+    # checks suffice. On Python 3.11, asyncio needs a system call to look up the running loop.
     if not may_append_here(self) or self.thread != PyThread_get_thread_ident() or not self.is_loop_running():
         self._check_may_append()
     return 0
@@ -1597,7 +1600,7 @@ cdef Delivery append_record(RecordPath self, Topic topic, int number, Record* re
             number = sticky(self, topic, most)
     if number >= PyList_GET_SIZE(topic.queues):    # the topic was re-created with fewer partitions
         raise UnknownPartitionError(
-            f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions by now; partition {number} does not exist",
+            f"topic {topic.name} has {PyList_GET_SIZE(topic.queues)} partitions now; partition {number} does not exist",
             topic=topic.name, partition=number, partitions=PyList_GET_SIZE(topic.queues))
     queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)
 
@@ -1682,7 +1685,7 @@ cdef inline char* begin_record(Batch batch, Record* record) noexcept:
             + varint_size(record.key_size) + (record.key_size if record.key_size > 0 else 0)
             + varint_size(record.value_size) + (record.value_size if record.value_size > 0 else 0)
             + record.headers_size)
-    # The caller has made room for most_bytes() after `size`; `body` with its length never needs more.
+    # The caller has made room for most_bytes() after `size`; `body` and its length never need more.
     at = put_varint(batch.buffer.data + batch.buffer.size, body)
     at[0] = 0                      # attributes, unused
     at = put_varint(at + 1, delta)
@@ -1739,7 +1742,7 @@ cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
     """Return the partition for records without a key: the same one until it has received `batch_size` bytes (KIP-794).
 
     The switch to the next partition waits until the batch is full or the partition has received twice as many bytes, so
-    as not to leave a partial batch behind. If the last batch was sent before it was full (linger, flush), 16 KiB are
+    as not to leave a partial batch behind. If the last batch was sent before it was full (linger, flush), 16 KiB is
     enough, because no partial batch would be left behind. The caller counts the bytes once the record is in its batch.
     """
     cdef Batch tail
@@ -1757,8 +1760,8 @@ cdef inline int sticky(RecordPath self, Topic topic, Py_ssize_t most) except -1:
 
 
 def whole_number(value):
-    """Return `value` as an int if operator.index accepts it (IntEnum, numpy's integers); otherwise, and for bool,
-    None."""
+    """Return `value` as an int if operator.index accepts it (IntEnum, numpy's integers). Return None otherwise, and for
+    a bool."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -1902,9 +1905,9 @@ cdef enum CallState:
 cdef class SendCall:
     """The coroutine that `send` and `send_and_wait` return.
 
-    A Cython coroutine needs four objects for each call, which take a sixth of the CPU time of a small record. This is a
-    single object. It appends the record itself if that can be done without waiting, and otherwise runs another
-    coroutine."""
+    A Cython coroutine needs four objects for each call, which take a sixth of the CPU time of a small record. A
+    SendCall is a single object. It appends the record itself if that can be done without waiting, and otherwise runs
+    another coroutine."""
 
     cdef RecordPath path
     cdef object topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer
@@ -2103,8 +2106,8 @@ cdef int begin(SendCall self, PyObject** result) except -1:
 
 
 cdef inline int hurry(RecordPath path, Delivery delivery) except -1:
-    """Let the batch of a record be sent without lingering, and immediately if nothing else is buffered or in
-    flight."""
+    """Let the batch of a record be sent without lingering. If nothing else is buffered or in flight, send it
+    immediately."""
     cdef Batch batch = delivery.batch
     if not batch.is_due:
         batch.is_due = True

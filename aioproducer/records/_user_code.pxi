@@ -137,7 +137,7 @@ cdef class Serialization:
         return 0
 
     cdef int accept(self, result) except -1:
-        """Accept what call_serializer() returned for the next serializer."""
+        """Accept the result of call_serializer() for the next serializer."""
         if type(result) is Waiting:
             self.waiting = result
             return 0

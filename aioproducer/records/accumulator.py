@@ -60,7 +60,7 @@ class Accumulator:
         self.compressor = make_compressor(self._compression_ended)
         # A batch must fit into a request; a single record that does not fit is rejected earlier.
         self.batch_limit = max(min(config.batch_size, config.max_request_size) - HEADER_SIZE, 0)
-        # read by the compiled record path
+        # the compiled record path uses `topics` and `memory`
         self.topics: dict[str, Topic] = {}
         self.memory = BufferMemory(config.buffer_memory)
         self.lock = AppendLock(
@@ -75,7 +75,7 @@ class Accumulator:
         """The queue of each partition of every topic ever written to, kept because sequence numbers must outlive the
         metadata."""
         self._applied_info: dict[str, TopicInfo] = {}
-        """The metadata by which each topic's queues were last assigned to leaders; the same object until the topic
+        """The metadata with which each topic's queues were last assigned to leaders; the same object until the topic
         changes."""
         self.outdated: dict[str, TopicInfo] = {}
         """The topics whose queues have yet to be assigned to leaders, with their new metadata."""
@@ -95,7 +95,7 @@ class Accumulator:
         self.incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         """All batches that have not ended, in order of their deadlines."""
         self._abandoned: set[ProducerBatch] = set()
-        """Batches that have no live records left, and must not leave out records: they were sent, or keep them."""
+        """Batches that have no live records but must stay complete: they were sent, or `keeps_records` is set."""
         self._flushing = 0
         # for choosing the partitions of records without a key
         self._available: dict[str, list[int]] = {}
@@ -125,7 +125,7 @@ class Accumulator:
         """
         tail = queue.tail
         if tail is not None and tail.size - HEADER_SIZE + size > self.batch_limit:
-            self._close(tail)  # it is full; the unused part of its memory may be enough for the new batch
+            self._close(tail)  # full; the unused part of its memory may be enough for the new batch
             queue.size_hint = self.batch_limit
             self._make_ready(queue)
             self._wake.set()
@@ -162,7 +162,7 @@ class Accumulator:
         self._enqueue(queue, batch)
         if self._config.linger > 0 and size < self.batch_limit and size < LARGE_RECORD:
             if self._lingers.add(queue, batch.order, now):
-                self._wake.set()  # the sender's timer is not set for it yet
+                self._wake.set()  # the sender's timer is not set for this batch yet
         else:
             batch.is_due = True
             self._make_ready(queue)
@@ -207,7 +207,7 @@ class Accumulator:
     def update_leaders(self, cluster: Cluster) -> None:
         """Apply a new metadata snapshot: assign the queues of changed topics to their leaders.
 
-        If there are many, some are left for assign_leaders()."""
+        If many topics have changed, some are left for assign_leaders()."""
         topics, applied = cluster.topics, self._applied_info
         self.outdated = {}
         changed = [
@@ -230,7 +230,7 @@ class Accumulator:
         self.assign_leaders()
 
     def assign_leaders(self) -> bool:
-        """Assign the queues that update_leaders() left, about MOST_ASSIGNED at a time. Return True if none are left."""
+        """Assign queues that update_leaders() left over, about MOST_ASSIGNED at a time. Return True if none remain."""
         left = MOST_ASSIGNED
         for name, info in list(self.outdated.items()):
             if left <= 0:
@@ -243,7 +243,7 @@ class Accumulator:
         return True
 
     def _lose_leaders(self, name: str, *, is_dropped: bool) -> None:
-        """Assign the queues of a topic to no leader, because the topic has an error or left the metadata."""
+        """Leave the queues of a topic without a leader, because the topic has an error or left the metadata."""
         self._applied_info.pop(name, None)
         for queue in self.topics[name].queues:
             self._set_leader(queue, NO_NODE)
@@ -311,7 +311,7 @@ class Accumulator:
     def take(self, queue: PartitionQueue) -> bool:
         """Remove the first batch for a partition, to be sent now. Return whether the batch behind it is also due.
 
-        If so, the partition is moved behind the others of its node.
+        If so, move the partition behind the others of its node.
         """
         group = self._ready[queue.node_id]
         _remove(queue, queue.batches[0])
@@ -344,7 +344,7 @@ class Accumulator:
             self.compressor.compress_if_quick(batch)
 
     def end_record(self, delivery: Delivery, error: BaseException) -> None:
-        """Complete one record in a batch that was sent. If it was the last live record, the batch is not sent again."""
+        """End one record in a batch that was sent. If it was the last live record, the batch is not sent again."""
         batch: ProducerBatch = delivery.batch
         batch.end_record(delivery, error, False)
         self._abandon_if_empty(batch)
@@ -534,7 +534,7 @@ class Accumulator:
         return bool(self.memory.waiters or self._flushing or self._closed)
 
     def _is_due(self, queue: PartitionQueue) -> bool:
-        """Return whether the first batch need not wait for more records. It may be in back-off: see due().
+        """Return whether the first batch need not wait for more records. The batch may be in back-off: see due().
 
         The batch is due if it is closed (full, built by the user, or sent before) or marked as due (`is_due`), or if
         all batches are due because a caller is waiting for memory or in flush(), or because the producer is closing.

@@ -43,7 +43,7 @@ class AppendLock:
             memory: the memory that callers wait for.
             wake: the sender's event.
             log: the log.
-            waits: the histogram of the length of each wait, in seconds.
+            waits: a histogram of the lengths of the waits, in seconds.
         """
         self._waits = waits
         self._watch = BufferWatch(loop, log, memory)

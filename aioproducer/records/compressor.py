@@ -193,7 +193,7 @@ class BatchCompressor:
             batch.use_compressed(self._codec, payload)
         elif batch.state is not BatchState.DONE:
             # The records themselves are intact and are sent uncompressed.
-            self._log.warning("a batch of %s could not be compressed: %r", batch.queue.topic, payload)
+            self._log.warning("a batch for topic %s could not be compressed: %r", batch.queue.topic, payload)
             batch.complete_records()  # in case the thread failed before doing this
 
 
@@ -205,8 +205,8 @@ def processor_count() -> int:
 
 
 def _give_way_to_the_loop() -> None:
-    """Give a compressing thread a lower priority than the loop. Measurements show a benefit if processors are
-    scarce."""
+    """Lower the priority of the calling thread, which compresses batches, below that of the loop. Measurements show a
+    benefit if processors are scarce."""
     if sys.platform == "linux":
         with contextlib.suppress(
             OSError

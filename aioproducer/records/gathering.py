@@ -1,4 +1,4 @@
-"""`gather`: waits for many deliveries at once. Compiled code counts the deliveries that end (_gathering.pxi)."""
+"""`gather`: waits for many deliveries at once. Compiled code counts the deliveries that have ended (_gathering.pxi)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def gather(deliveries: Iterable[Awaitable[Any]], *, return_exceptions: boo
         for metadata in await aioproducer.gather(deliveries):
             ...
 
-    It behaves like `asyncio.gather(*deliveries)`, but takes only a small fraction of the CPU time per record.
+    gather() behaves like `asyncio.gather(*deliveries)`, but takes only a small fraction of the CPU time per record.
 
     Args:
         deliveries: deliveries from any producers in this event loop. If any element is another kind of awaitable,

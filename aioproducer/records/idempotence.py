@@ -73,7 +73,7 @@ class Idempotence:
         """The last (identity, leader) of each leader, kept so that all of its partitions share one tuple."""
 
     def use(self, identity: ProducerIdentity | None) -> None:
-        """Number batches under this identity from now on; with None, wait for another one."""
+        """Number batches under this identity from now on; with None, wait for a new identity."""
         self.identity = identity
         self.needs_identity = self.enabled and identity is None
 

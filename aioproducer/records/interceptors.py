@@ -1,5 +1,5 @@
-"""Calls the user's interceptors for each record: once before anything else is done with it, and again when its result
-is known.
+"""Calls the user's interceptors for each record: once before anything else happens to it, and again when its result is
+known.
 
 An interceptor that raises an exception is logged and skipped, as in Kafka's ProducerInterceptors."""
 

@@ -49,7 +49,7 @@ class Lingers:
         return len(self._lingering) + len(self._prompt)
 
     def add(self, queue: PartitionQueue, order: tuple[int, int], now: float) -> bool:
-        """Let the open batch of a queue linger. Return whether it may be due before all others."""
+        """Let the open batch of a queue linger. Return whether the batch may be due before all others."""
         lingering = self._lingering
         # Batches of other topics also rest if there are more of them than can be sent within one linger.
         if now < self._rests_until and queue.topic not in self._resting and len(self._prompt) < self._many:

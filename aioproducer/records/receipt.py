@@ -23,7 +23,7 @@ class Receipt:
         receipt.errors                 # {row: error}
         await receipt.delivery(7)      # the RecordMetadata of row 7
 
-    Cancelling a task that awaits the receipt has no effect on the rows. A failed row is logged, and counted in the
+    Cancelling a task that awaits the receipt does not affect the rows. A failed row is logged, and counted in the
     CloseReport, unless `errors` was read or the receipt was awaited. The delivery of a single record behaves in the
     same way.
     """
@@ -109,7 +109,7 @@ class Receipt:
     @property
     def offsets(self) -> dict[int, list[range]]:
         """The offsets of the rows that are in the log so far, by partition and in ascending order. Empty with acks=0,
-        where the broker does not report offsets."""
+        because the broker then does not report offsets."""
         found: dict[int, list[range]] = {}
         for batch, first, count, _ in self._leaves():
             if batch.state is BatchState.DONE and batch.error is None and batch.base_offset >= 0:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         """
         ...
 
-    # Functions, not methods of SendCalls: pyright gives a method that is read from a generic class the default types of
-    # K and V. They have the docstrings of Producer because pyright shows the docstring that belongs to the types.
+    # These are functions, not methods of SendCalls: pyright gives a method that is read from a generic class the
+    # default types of K and V. They have the docstrings of Producer because pyright shows the docstring that belongs to
+    # the types.
 
     @overload
     def send(

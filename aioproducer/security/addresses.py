@@ -18,8 +18,8 @@ ResolvedAddressFilter: TypeAlias = Callable[[str, str, int], bool]
 _MOST_SHOWN = 80
 
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
-"""The prefixes of NAT64 (RFC 6052, RFC 8215). The last 32 bits are an IPv4 address, except behind gateways that use a
-part of the second prefix shorter than 96 bits."""
+"""The prefixes of NAT64 (RFC 6052, RFC 8215). The last 32 bits are an IPv4 address, except behind gateways whose
+prefix, within the second one, is shorter than 96 bits."""
 _CREDENTIAL_SERVERS = frozenset(
     {IPv6Address("fd00:ec2::254"), IPv6Address("fd00:ec2::23"), IPv6Address("fd20:ce::254")}
 )
@@ -72,7 +72,7 @@ def is_link_local(address: str) -> bool:
     """Return whether the address is in 169.254.0.0/16 or fe80::/10, where cloud providers run the servers that hand
     out credentials.
 
-    An IPv4 address inside an IPv6 address counts as well: IPv4-mapped, NAT64 and 6to4 addresses.
+    This includes an IPv4 address that is embedded in an IPv6 address: IPv4-mapped, NAT64 and 6to4 addresses.
     """
     found = _parsed(address)
     if isinstance(found, IPv6Address):
@@ -88,7 +88,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
-    """Return the address without its scope; None if it is not an IP address: a special resolver returned it."""
+    """Return the address without its scope; None if it is not an IP address, which a custom resolver may return."""
     try:
         return ip_address(address.partition("%")[0])
     except ValueError:

@@ -62,8 +62,8 @@ class Authentication:
             login: the source of the credentials.
             who: the connection, for error texts.
             host: the broker's name.
-            timeout: the time limit in seconds for getting the credentials, and for each slow step of a machine.
-            renew_at: the share of a session's lifetime after which to re-authenticate.
+            timeout: the time limit in seconds for getting the credentials, and for each slow step of a mechanism.
+            renew_at: the fraction of a session's lifetime after which to re-authenticate.
         """
         self._login = login
         self._log = login.log(__name__)
@@ -81,7 +81,7 @@ class Authentication:
         return self._ends_at is not None
 
     async def credentials(self) -> Mechanism:
-        """Return a new machine with credentials. The time limit for a step also applies to the user's function.
+        """Return a new mechanism with credentials. The time limit for a step also applies to the user's function.
 
         Raises:
             AuthenticationError: there are no credentials.
@@ -95,8 +95,8 @@ class Authentication:
         except KafkaError:
             raise
         except Exception as error:
-            # Any other exception raised by the user's objects ends start() immediately, but not a session that is
-            # still valid.
+            # Any other exception raised by the user's objects makes start() fail immediately, but does not end a
+            # session that is still valid.
             problem = f"{self._who}: no credentials: {type(error).__name__}"
             raise AuthenticationError(problem) from error
         raise BrokerConnectionError(f"{self._who}: no credentials within {self._timeout:g} s", written=False)
@@ -106,7 +106,7 @@ class Authentication:
 
         Raises:
             AuthenticationError, UnsupportedSaslMechanismError, BrokerError: see `authenticate`.
-            BrokerConnectionError: the connection broke, or a step of the machine took too long.
+            BrokerConnectionError: the connection broke, or a step of the mechanism took too long.
         """
         began = self._loop.time()  # the broker starts counting when it answers, which is later
         try:
@@ -129,7 +129,7 @@ class Authentication:
         raise BrokerConnectionError(message, written=False)
 
     async def renewal(self) -> Mechanism:
-        """Wait until it is time to re-authenticate, and return a machine with credentials.
+        """Wait until it is time to re-authenticate, and return a mechanism with credentials.
 
         The credentials are requested before the first SASL message, so that records can be sent in the meantime. A
         failure is retried until the session ends.
@@ -159,8 +159,8 @@ async def authenticate(
 
     Args:
         ask: sends a request to the broker.
-        step: runs a step of the machine.
-        mechanism: a new machine.
+        step: runs a step of the mechanism.
+        mechanism: a new mechanism, which has not run any step yet.
         versions: the versions that the broker supports.
         who: the connection, for error texts.
 
@@ -191,7 +191,7 @@ async def authenticate(
         assert isinstance(answer, SaslAuthenticateResponse)
         _raise_for(answer, mechanism, who)
         challenge, lifetime_ms = answer.auth_bytes, answer.session_lifetime_ms
-    raise AuthenticationError(f"{who}: {mechanism.name} did not end after {MAX_ROUNDS} tokens")
+    raise AuthenticationError(f"{who}: {mechanism.name} did not finish after {MAX_ROUNDS} tokens")
 
 
 async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) -> None:

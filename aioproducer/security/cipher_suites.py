@@ -1,6 +1,7 @@
-"""OpenSSL's names of the TLS cipher suites that a user has named.
+"""Translates the names of TLS cipher suites in the settings into OpenSSL's names.
 
-The check of the settings and the creation of a TLS context call openssl_ciphers(). This module opens no files."""
+openssl_ciphers() is called when the settings are checked and when a TLS context is created. This module opens no
+files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GSSAPI (RFC 4752) with Kerberos: a state machine like those in `sasl`, based on the system's Kerberos library.
 
-It needs the extra aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution
+This module needs the extra aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution
 centre."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Gssapi:
         return gssapi.Credentials(name=name, usage="initiate", store=store)
 
     def _negotiate(self, challenge: bytes) -> bytes | None:
-        """Answer the broker's token with a token, until both sides are authenticated."""
+        """Answer the broker's token with another token, until both sides are authenticated."""
         token: bytes | None = self._context.step(challenge or None)
         self._next = self._agree if self._context.complete else self._negotiate
         return token or b""

@@ -1,7 +1,7 @@
 """Provides the TLS context and the credentials for each connection of a producer.
 
-The connections of a producer share one Login. It rereads certificates when their files change, and reuses tokens
-for most of their lifetime. Only this module calls the user's functions."""
+The connections of a producer share one Login. The Login rereads certificates when their files change, and reuses
+tokens for most of their lifetime. Only this module calls the user's functions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Login:
         return await self._reading.call(self._tls.current)
 
     async def mechanism(self, host: str) -> Mechanism:
-        """Return a machine with the current credentials, for one authentication to the broker `host`.
+        """Return a mechanism with the current credentials, for one authentication to the broker `host`.
 
         Raises:
             AuthenticationError: the user's function failed, or its result can't be sent.

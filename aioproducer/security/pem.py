@@ -79,7 +79,7 @@ def own_problem(
 
 
 def trusted_problem(data: bytes, what: str) -> str:
-    """Return why OpenSSL cannot use PEM data with certificates (`what` is CERTIFICATE) or revocation lists (CRL)."""
+    """Return the reason why OpenSSL cannot load certificates (`what` is CERTIFICATE) or revocation lists (CRL)."""
     text = data.decode("ascii", "replace")
     pattern, name = (_CERTIFICATE, "certificate") if what == CERTIFICATE else (_CRL, "revocation list")
     if not pattern.search(text):
@@ -93,7 +93,7 @@ def has_crl(data: bytes) -> bool:
 
 
 def store_problem(data: bytes, prefix: str, has_password: bool) -> str:
-    """Return why a key store or trust store cannot be read as PKCS12."""
+    """Return the reason why a key store or trust store cannot be read as PKCS12."""
     if not data:
         return "the file is empty"
     if b"-----BEGIN " in data:

@@ -1,6 +1,6 @@
 """SASL mechanisms as state machines: `step(challenge)` returns the reply.
 
-They use no socket, task or clock; the connection sends and receives the bytes. Each machine is used for one
+The machines use no socket, task or clock; the connection sends and receives the bytes. Each machine is used for one
 authentication only. Whatever the peer sends, a machine raises only AuthenticationError, and no error shows a password,
 a token or a proof."""
 
@@ -181,7 +181,7 @@ class Scram(_Machine):
         signature = _base64(parts[1]) if parts else None
         if signature is None or not hmac.compare_digest(signature, self._server_signature):
             raise AuthenticationError(
-                f"{self.name}: the broker's signature is wrong: it does not know this user's keys"
+                f"{self.name}: the broker's signature is wrong: the broker does not know this user's keys"
             )
 
     def _refuse_error(self, text: str) -> None:

@@ -191,7 +191,7 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
     chain_path, key_path = config.ssl_certificate_location, config.ssl_key_location
     password = _Password(config.ssl_key_password)
     if config.ssl_keystore_certificate_chain is not None or key is not None:
-        # No local variable contains a chain, because a traceback may show it, and it may contain a key.
+        # No local variable contains a chain: a traceback may show local variables, and a chain may contain a key.
         certificate = _read(
             _source(
                 "ssl_keystore_certificate_chain",

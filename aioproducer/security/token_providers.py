@@ -219,7 +219,7 @@ def _trusting(authorities: str | None) -> ssl.SSLContext:
     except OSError as error:
         reason = type(error).__name__ if isinstance(error, ssl.SSLError) else error.strerror
     raise ConfigError(
-        f"the certificates to trust at the token endpoint can't be read ({reason}); they must be PEM text, or the "
+        f"the trusted certificates for the token endpoint can't be read ({reason}); they must be PEM text, or the "
         "path of a file with PEM certificates",
         setting="sasl_oauth_token_provider",
         value=None,
@@ -270,7 +270,7 @@ class MskIamTokenProvider:
 
         Args:
             region: the region of the cluster, e.g. "eu-west-1".
-            profile: a profile of AWS's configuration files; by default, botocore's usual sources of credentials.
+            profile: a profile in AWS's configuration files; by default, botocore's usual sources of credentials.
             role_arn: a role to assume with these credentials.
             role_session_name: the name of the session in which the role is assumed.
             role_external_id: the external id that the role may require.
@@ -354,8 +354,8 @@ class MskIamTokenProvider:
 class GcpTokenProvider:
     """Gets tokens for Google Cloud Managed Service for Apache Kafka. Extra: aioproducer[gcp].
 
-    Each token has the form of a JSON web token. It contains an access token obtained with the application default
-    credentials and the name of their account. google-auth gets the access token, in a thread.
+    Each token has the form of a JSON web token. It contains an access token, obtained with the application default
+    credentials, and the name of their account. google-auth gets the access token, in a thread.
     """
 
     SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -79,7 +79,7 @@ class Bulk(RecordPath):
 
     def _batch_serializer(self) -> Callable[[Any, Any], tuple[Any, Any]] | None:
         """Return the function that serializes (key, value) for batches built by hand, or None if there are no
-        serializers. Serializers that need a topic are rejected, and async ones cannot be awaited."""
+        serializers. Serializers that need a topic are rejected, and async ones must return without waiting."""
         of_value, of_key = self._serializers.of_value, self._serializers.of_key
         if of_key is None and of_value is None:
             return None
@@ -165,7 +165,7 @@ class Bulk(RecordPath):
                     self._interceptors.watch(delivery.batch.delivery(index), record)
 
     def _intercepted(self, rows: list[Row], topic: str, partition: int) -> list[ProducerRecord]:
-        """Return the records in a batch as the interceptors return them."""
+        """Pass the rows of a batch through the interceptors, and return the resulting records."""
         return [
             self._interceptors.on_send(ProducerRecord(topic, value, key, partition, timestamp_ms, headers))
             for value, key, timestamp_ms, headers in rows
@@ -237,7 +237,7 @@ class Bulk(RecordPath):
         partitions: Any = None,
         timeout: float | None = None,
     ) -> Receipt:
-        """Put many records into the buffer, in order. Waits for metadata, and for room whenever the buffer is full.
+        """Put many records into the buffer, in order. Wait for metadata, and for room whenever the buffer is full.
 
         Each column is a list, or Arrow data from any library (an object with `__arrow_c_array__` or
         `__arrow_c_stream__`), which is encoded without creating a Python object per row. All columns have the same
@@ -262,7 +262,7 @@ class Bulk(RecordPath):
             InvalidRecordError: the columns are malformed, or differ in length.
             Others: see `send`. If send_many() raises, no row is sent.
 
-        If the call is cancelled, only the first rows, those that are already in the buffer, are sent.
+        If the call is cancelled, only the rows that are already in the buffer are sent: the first ones.
         """
         with self._rejections.of(topic):
             return await self._send_many(topic, values, keys, headers, timestamps, partitions, timeout)
@@ -352,7 +352,7 @@ class Bulk(RecordPath):
             await asyncio.sleep(0)
 
     def _append_waiting_rows(self, transaction: int, topic: Topic, rows: Rows) -> int | None:
-        """Append rows that waited for room. Return how many were appended, or None if there was no room for any."""
+        """Append rows that have waited for room. Return how many were appended, or None if there was still no room."""
         self._transaction.check_is_still(transaction)
         refusals = self._transaction.role.refusals(
             topic.name, len(topic.queues)

@@ -43,7 +43,7 @@ class LossWatch:
         self._is_ordered = config.enable_idempotence or config.max_in_flight_per_partition == 1
         """If False, responses from two leaders may be in flight, and the later response may have the lower offset."""
         self._acknowledged: dict[str, list[PartitionQueue]] = {}
-        """The partitions of each topic in which something has been acknowledged: `acknowledged_end` is not -1."""
+        """The partitions with acknowledged records, by topic. Their `acknowledged_end` is not -1."""
         self._infos: dict[str, TopicInfo] = {}
         self._former_ids: set[UUID] = set()
         """Former ids of topics that were re-created. Outdated metadata may still contain them."""

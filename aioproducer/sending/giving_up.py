@@ -37,10 +37,10 @@ class GivingUp:
         self._numbering = numbering
         self._results = results
         self._waited_for_late_answers = False
-        """True if the last `expire_overdue` kept batches in flight for one more pass."""
+        """True if the last call of `expire_overdue` gave some batches in flight one more pass."""
 
     def expire_overdue(self, now: float) -> bool:
-        """Fail the batches whose delivery timeout has passed. Return True if some of them are kept for one more pass.
+        """Fail the batches whose delivery timeout has passed. Return True if some of them get one more pass.
 
         If the event loop was blocked, answers that arrived in time may still be unread in the sockets. Batches in
         flight whose deadline is noticed late therefore get one more pass.

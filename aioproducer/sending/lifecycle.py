@@ -378,8 +378,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
             self._log.error("close() failed; the remaining records fail as well", exc_info=error)
 
     def _report_given_up(self, waited: float) -> None:
-        """Log the records that the end of an `async with` block did not wait for. The block drops the CloseReport,
-        which would show them."""
+        """Log the records that were still unacknowledged when an `async with` block stopped waiting, because the
+        block discards the CloseReport that would show them."""
         counts: Counter[str] = Counter()
         for batch in self._accumulator.incomplete:
             counts[batch.queue.topic] += batch.live_count
@@ -417,7 +417,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         await self.close(timeout=self._seconds_to_leave() if error_type is None else 0)
 
     def _seconds_to_leave(self) -> float:
-        """Return how many seconds the end of a block may wait, and make close() log the records that it fails."""
+        """Return how many seconds close() may wait when a block ends, and make it log the records that it fails."""
         self._logs_given_up = True
         return min(self._config.close_timeout, self._config.delivery_timeout + 1)
 

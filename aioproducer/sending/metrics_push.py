@@ -110,7 +110,8 @@ class MetricsPush:
         self._own: dict[str, Callable[[], float]] = {}
         """The user's own metrics, by name."""
         self._is_idle = asyncio.Event()
-        """Set while no push is in flight. The last push waits for this event, because it must know what has arrived."""
+        """Set while no push is in flight. The last push waits for this event, because its content depends on whether
+        the push before it succeeded."""
         self._is_idle.set()
         self._is_ending = False
 

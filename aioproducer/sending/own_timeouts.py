@@ -1,4 +1,4 @@
-"""Ends records whose own timeout (an argument to their call) passes before they have a result."""
+"""Ends records whose own timeout (an argument of the call that sent them) passes before they have a result."""
 
 from __future__ import annotations
 

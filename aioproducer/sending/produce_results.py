@@ -332,7 +332,10 @@ class ProduceResults:
         batch = said.batch
         culprits = self._named(batch, said.answer)
         self._log.warning(
-            "%s: %d of %d; the others are sent again", said.refusal, len(culprits), batch.record_count
+            "%s (%d of %d records); the others are sent again",
+            said.refusal,
+            len(culprits),
+            batch.record_count,
         )
         self._lose_numbers(batch)
         rest = batch.part(self._loop, 0, batch.record_count + len(batch.withdrawn), dict(culprits))
@@ -424,7 +427,7 @@ class ProduceResults:
         finally:
             self._is_ending_behind = False
 
-    # ------------------------------------------------------------------------------------ the end of a batch
+    # ------------------------------------------------------------------------ completing and failing batches
 
     def complete(
         self,

@@ -37,11 +37,11 @@ LAST_VERSION_WITH_TOPIC_NAMES = 12
 LAST_VERSION_OF_V1 = 11
 """From version 12 on, a broker adds every written partition to the transaction, even if v2 is disabled."""
 MOST_IN_REQUEST = 100
-"""The maximum number of batches per request, so that other tasks can run: each takes about 15 us of the loop's time,
-and its answer 10 us. This limit and the next do not apply to transactions, because a broker verifies the partitions in
-one request together."""
+"""The maximum number of batches per request, so that other tasks can run: each batch takes about 15 us of the loop's
+time, and its answer 10 us. This limit and the next do not apply to transactions, because a broker verifies the
+partitions in one request together."""
 ENOUGH_FOR_PASS = 50
-"""The number of batches after which no other request is written in a pass."""
+"""The number of batches after which no further request is written in a pass."""
 REQUEST_COST = 4
 """Each request counts as this many additional batches, because it takes as long as they do."""
 UNREAD_ANSWER_GRACE = 0.05
@@ -311,7 +311,7 @@ class Sender:
         response: Any,
         error: KafkaError | None,
     ) -> None:
-        """Handle the end of a request with these batches: a response or an error."""
+        """Apply the response to a request with these batches, or the error with which the request failed."""
         now = self._loop.time()
         for batch in batches:
             queue = batch.queue
@@ -367,7 +367,7 @@ def drain(
     most: int,
     most_bytes: int,
 ) -> tuple[list[ProducerBatch], bool]:
-    """Take at most one batch for each partition that is due for this node. Return the batches, and whether others may
+    """Take at most one batch for each partition that is due for this node. Return the batches, and whether more may
     be left.
 
     Each call continues where the last one stopped, because a partition moves behind the others when its batch is taken.

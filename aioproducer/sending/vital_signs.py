@@ -94,7 +94,7 @@ class VitalSigns(RecordPath):
             AuthenticationError: a broker rejects our credentials, or we reject its certificate.
             ProducerNotStartedError, ProducerClosed, WrongLoopError, ForkedError: the producer cannot be used.
 
-        Cancelling the call has no effect on the producer.
+        Cancelling the call does not affect the producer.
         """
         check_timeout(timeout)
         self._check_usable()
@@ -103,7 +103,7 @@ class VitalSigns(RecordPath):
         return Ping(node, time.perf_counter() - began)
 
     def health(self, *, max_unacked_seconds: float = 30.0) -> Health:
-        """Return whether records sent now can be expected to arrive. health() sends nothing, so it can be called as
+        """Return whether records sent now can be expected to arrive. health() sends nothing, so you can call it as
         often as you like.
 
         Use it for a readiness check, but not for a liveness check: restarting a process does not bring brokers back,
@@ -136,7 +136,7 @@ class VitalSigns(RecordPath):
                 (Kafka 3.7 or later, with a plugin).
             IllegalStateError: enable_metrics_push is off.
 
-        Cancelling the call has no effect on the producer.
+        Cancelling the call does not affect the producer.
         """
         check_timeout(timeout)
         self._check_usable()

@@ -92,7 +92,7 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
             raise _no_source(f"from_config needs a mapping of settings, not {type(mapping).__name__}")
         if strange := _strange_names(mapping):
             raise _no_source(f"a setting's name must be a str, not {strange[0]}")
-        # Not a comprehension: its variables would be shown as well.
+        # Not a comprehension, because a traceback would show its variables as well.
         entries = list(starmap(_explicit_entry, mapping.items()))
     finally:
         del mapping  # a traceback that shows locals must not show the secrets in the mapping
@@ -142,7 +142,7 @@ def _is_of_a_service(name: str, value: str) -> bool:
 
 
 def entries_of_file(path: Any) -> list[Entry]:
-    """Return the entries of a properties file, which is read in the same way as the Java clients read it.
+    """Return the entries of a properties file, reading it as the Java clients do.
 
     Raises:
         ConfigError: the file can't be read, or is not a properties file.
@@ -199,7 +199,7 @@ def _without_content(value: object) -> object:
 def check_keywords(keywords: dict[str, Any]) -> None:
     """Change keywords of `Producer` in place: wrap the secrets, and remove aiokafka's defaults that wrappers pass on.
 
-    Call it with a user's keywords before anything that may raise an exception.
+    Call this function on a user's keywords before anything that may raise an exception.
 
     Raises:
         ConfigError: a keyword is unknown. All values are dropped, because the misspelt keyword may have been meant for
@@ -247,7 +247,7 @@ def resolve(entries: Iterable[Entry], overrides: Mapping[str, Any]) -> Sourced:
 
 
 class _Found:
-    """The settings found in the entries of a source that have been read so far."""
+    """The settings found so far in the entries of a source."""
 
     def __init__(self, overrides: Mapping[str, Any]) -> None:
         self.settings: dict[str, Any] = {}
@@ -301,7 +301,7 @@ class _Found:
         self._notes.append(f"{_named(loser)} has no effect: {_named(winner)} sets the same thing")
 
     def note(self, reason: str, entry: Entry) -> None:
-        """Note that an entry has no effect."""
+        """Record that an entry has no effect."""
         self._without_effect.setdefault(reason, []).append(_named(entry))
 
     def refuse(self, error: ConfigError, setting: str = "", unclear: Iterable[str] = ()) -> None:
@@ -368,7 +368,8 @@ def _same(name: str, first: Any, second: Any) -> bool:
 def _unknown(entry: Entry) -> ConfigError:
     if entry.may_be_no_name:
         return ConfigError(
-            f"{entry.origin}: this line has no '=' and is not a setting; does the line before it lack a backslash?",
+            f"{entry.origin}: this line has no '=' and is not a setting; is a backslash missing at the end of the line "
+            "before it?",
             setting="from_properties",
             value=None,
         )

@@ -191,7 +191,7 @@ def _derive_mechanism(unsettled: UnsettledSettings, mechanisms: Sequence[str], b
 
 
 def _give_way_to_keywords(unsettled: UnsettledSettings) -> None:
-    """Drop the login that was read from a source, valid or not, if keywords replace all of it."""
+    """Drop a login that was read from a source, even an invalid one, if keywords replace all of it."""
     winner = next((name for name in (_PROVIDER, "sasl_credentials") if unsettled.is_keyword(name)), "")
     has_password = all(unsettled.is_keyword(name) for name in _USER.values())
     if not winner and not has_password:

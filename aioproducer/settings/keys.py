@@ -189,7 +189,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
         "versions are always negotiated, and brokers before 2.1 are not supported; leave it out",
     ),
     "topic.metadata.refresh.sparse": ("true", Fate.NOTED, "only the metadata of topics in use is requested"),
-    "log.connection.close": ("true", Fate.NOTED, f"connections that end are logged at DEBUG; {_LOGGING}"),
+    "log.connection.close": ("true", Fate.NOTED, f"closed connections are logged at DEBUG; {_LOGGING}"),
     "enable.sparse.connections": ("true", Fate.NOTED, "connections are opened when they are needed"),
     "partitioner.rack.aware": ("false", Fate.NOTED, "partitions are not chosen by rack (KIP-1123)"),
     "metadata.cluster.check.enable": ("false", Fate.NOTED, "cluster ids are not compared"),
@@ -221,7 +221,7 @@ _NOTED: dict[str, str] = {
     f"Python's logging does this; {_LOGGING}": "debug log_level log.thread.name log.queue",
     "buffer_memory limits the waiting records, in bytes": "queue.buffering.max.messages",
     "batch_size limits a batch, in bytes": "batch.num.messages",
-    "sticky partitions change with every full batch, or after 16 KiB in batches that lingered (KIP-794)": (
+    "the sticky partition changes after a full batch, or after 16 KiB if batches are sent before they are full": (
         "sticky.partitioning.linger.ms"
     ),
     "a request is sent whenever a broker can accept one": "queue.buffering.backpressure.threshold",
@@ -240,7 +240,7 @@ _NOTED: dict[str, str] = {
     "partitions are not chosen by rack (KIP-1123)": "client.rack",
     "start() tries all bootstrap addresses for max_block_ms": "bootstrap.resolve.timeout.ms",
     "buffers grow as records arrive": "buffer.memory.allocation.strategy",
-    "brokers check it": """
+    "brokers check the tokens": """
         sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
         sasl.oauthbearer.jwks.endpoint.url sasl.oauthbearer.jwks.endpoint.refresh.ms
         sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
@@ -264,7 +264,7 @@ _REFUSED: dict[str, str] = {
     "it lists librdkafka's compiled features; every codec is always available; leave it out": "builtin.features",
     "brokers see aioproducer's own name and version; leave it out": "client.software.name client.software.version",
     "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",
-    "your program must read values that are stored elsewhere; pass them as keywords": "config.providers",
+    "your program must read values that are stored elsewhere, and pass them as keywords": "config.providers",
     f"it is specific to Java; {_OWN_CONTEXT}": """
         security.providers ssl.provider ssl.engine.factory.class ssl.secure.random.implementation""",
     f"it is specific to OpenSSL; {_OWN_CONTEXT}": """

@@ -48,7 +48,7 @@ _NAMESPACES = {
         status.storage. internal.key.converter internal.value.converter""",
     "meant for Spring": "spring.",
 }
-"""The beginnings of other programs' keys, by their purpose."""
+"""The prefixes of other programs' keys, by purpose."""
 _BEGINNINGS = {
     beginning: reason for reason, beginnings in _NAMESPACES.items() for beginning in beginnings.split()
 }
@@ -108,7 +108,7 @@ def unknown_keyword(name: str) -> ConfigError:
 
 
 def unknown_key(name: str, where: str) -> ConfigError:
-    """Return the error for a key that no client knows. `where` is the place of the key."""
+    """Return the error for a key that no client knows. `where` says where the key is."""
     advice = _advice(name, name_meant(name))
     return ConfigError(f"{where}there is no setting {_shown(name)}{advice}", setting=name, value=None)
 

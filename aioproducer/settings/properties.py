@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aioproducer.errors import ConfigError
 
 MAX_SIZE = 1024 * 1024
-"""The largest properties file in bytes."""
+"""The maximum size of a properties file in bytes."""
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY = re.compile(r"(?:\\.|[^\\=: \t\f])*", re.DOTALL)
 _MALFORMED = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")

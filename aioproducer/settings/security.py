@@ -170,7 +170,7 @@ def _check_by_openssl(
     if suites and not usable & set(protocols):
         raise ConfigError(
             f"ssl_cipher_suites={','.join(suites)} are only for {usable.pop()}, which "
-            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name a suite of {protocols[0]}",
+            f"ssl_enabled_protocols={','.join(protocols)} excludes; also name a suite for {protocols[0]}",
             setting="ssl_cipher_suites",
             value=suites,
         )
@@ -256,7 +256,9 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
         )
     if unsettled["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
         raise unsettled.refused(
-            "sasl_scram_token_auth", "belongs to SCRAM-SHA-256 and SCRAM-SHA-512", against=("sasl_mechanism",)
+            "sasl_scram_token_auth",
+            "applies only to SCRAM-SHA-256 and SCRAM-SHA-512",
+            against=("sasl_mechanism",),
         )
     if mechanism == "PLAIN" and unsettled["security_protocol"] == "SASL_PLAINTEXT":
         if not unsettled["sasl_plain_without_tls"]:

@@ -140,7 +140,7 @@ _NO_REPR = "<{} that can't be shown>"
 
 
 def shown_value(value: Any) -> str:
-    """Return a value for an error message, cut to a maximum length."""
+    """Return a value for an error message, truncated to a maximum length."""
     try:
         shown = repr(value)
     except Exception:  # a user's object; an int of more than 4300 digits

@@ -33,7 +33,7 @@ class Mistakes(NamedTuple):
         """Raise one error for all mistakes, if there are any.
 
         Raises:
-            ConfigError: the only mistake; or an error that lists all of them and has them in `errors`.
+            ConfigError: the only mistake, or an error that lists all mistakes and has them in `errors`.
         """
         errors = tuple(mistake.error for mistake in self.found)
         if not errors:
@@ -173,7 +173,7 @@ class UnsettledSettings:
         self._values[name] = value
 
     def derive(self, name: str, value: Any, because: str) -> None:
-        """Set a setting that was left out to a value derived from others."""
+        """Give a setting that was left out a value that is derived from others."""
         self._values[name] = value
         self._given.discard(name)
         self._origins[name] = f"derived because {because}"
@@ -230,8 +230,8 @@ class UnsettledSettings:
     def attempt(self, check: Callable[[UnsettledSettings], None]) -> bool:
         """Run a check, and collect its error.
 
-        If settings from a source contradict keywords, they are dropped with a note, and the check runs again. If the
-        check needs a setting that itself contains a mistake, the check is skipped.
+        Settings from a source that contradict keywords are dropped with a note, and the check runs again. If the check
+        needs a setting that itself contains a mistake, the check is skipped.
 
         Returns:
             Whether the check ended without an error.
@@ -270,7 +270,7 @@ class UnsettledSettings:
         return True
 
     def note_winner(self, winner: str, losers: Sequence[str]) -> None:
-        """Note that a keyword overrides settings from the source."""
+        """Add a note that a keyword overrides settings from the source."""
         whole = [name for name in losers if self._parts.get(name) not in losers]
         self.notes.append(f"the keyword {winner} overrides {', '.join(self.named(name) for name in whole)}")
 

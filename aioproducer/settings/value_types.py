@@ -257,7 +257,7 @@ class ClientId(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class FilePath(ValueType):
-    """The path of a file. Whether the file exists is not checked until it is read."""
+    """The path of a file. The file need not exist until it is read."""
 
     def check(self, value: Any) -> str:
         path = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -371,7 +371,7 @@ class Acks(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Compression(ValueType):
-    """A codec by its name."""
+    """A codec, given by its name."""
 
     def parse(self, text: str) -> str:
         return text.strip().lower()

@@ -47,7 +47,7 @@ AGAIN = (
     "No part of the batch was committed, and the whole batch can be written again: restart the query, as "
     "aioproducer.spark.run_query does, or use aioproducer.spark.foreach_batch, which repeats failed batches"
 )
-"""The advice for a failure that another attempt at the whole batch can repair. `run_query` looks for it."""
+"""The advice for a failure that another attempt at the whole batch can fix. `run_query` looks for it in error texts."""
 SPECULATION = (
     "spark.speculation is on, and a speculative copy of a task would write its rows a second time. Set "
     "spark.speculation=false when the session is created, or use delivery=at_least_once"
@@ -57,7 +57,7 @@ CLOSING = 10.0
 
 
 class OtherWriterError(SinkError):
-    """A task found another writer's rows in some of its partitions, `rivals`; `answer` is the broker's text."""
+    """A task found another writer's rows in some of its partitions (`rivals`). `answer` is the broker's text."""
 
     rivals: frozenset[TopicPartition]
     answer: str
@@ -178,8 +178,8 @@ def _whose_epoch(error: KafkaError) -> str:
     if not isinstance(error, ProducerFencedError) and "INVALID_PRODUCER_EPOCH" not in str(error):
         return ""
     return (
-        " (either another driver has taken over this transactionalId, and each query needs its own, or the batch took "
-        "longer than kafka.transaction.timeout.ms)"
+        " (either the batch took longer than kafka.transaction.timeout.ms, or another driver has taken over this "
+        "transactionalId; each query needs its own)"
     )
 
 
@@ -323,7 +323,7 @@ def write_exactly_once(
     attempt: int,
     speculation: bool,
 ) -> TaskReport:
-    """Write a task's rows as a participant of the transaction. The producer's sockets are closed when this returns.
+    """Write a task's rows as a participant in the transaction. When this function returns, the sockets are closed.
 
     Raises:
         SinkError: a row was not written, or this is not the first attempt. The whole write must be planned again.
@@ -376,8 +376,8 @@ def _why_not(task: int, attempt: int) -> str:
 def _rivals(error: SinkError) -> frozenset[TopicPartition]:
     """Return the partitions that have another writer.
 
-    For topics with LogAppendTime, the leaders named these before the first record was sent. For other topics, the
-    leaders found a repeated sequence number or a gap."""
+    For topics with LogAppendTime, the leaders named these partitions before the first record was sent. For other
+    topics, the leaders found a repeated sequence number or a gap."""
     cause = error.__cause__
     if isinstance(cause, TransactionAbortableError):
         return cause.partitions

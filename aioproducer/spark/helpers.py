@@ -43,8 +43,8 @@ def partition_by_key(
         partitions: the number of the topic's partitions; for rows with a column `topic`, {topic: number of partitions}.
         key: the name of the column to hash. Rows without a key are distributed by their value, so that a repeated task
             computes the same partition for each row.
-        options: the options of the write. Without `partitions`, they are used to ask the cluster for the number of
-            partitions, once.
+        options: the options of the write. Without `partitions`, they are used to ask the cluster once for the number
+            of partitions.
 
     Raises:
         KafkaError: the cluster does not have a topic that the options name, or does not answer.

@@ -1,6 +1,6 @@
-"""The executors and tasks that Spark has lost, with the reasons, read from its status store.
+"""The executors and tasks that Spark has lost, and the reasons, as read from Spark's status store.
 
-Only the user's own process can read it: the tasks, and the processes that plan and commit, have no access."""
+Only the user's own process can read the store: the tasks, and the processes that plan and commit, have no access."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_TASKS = 1000
 
 
 class ExecutorLosses:
-    """Lists the losses since its creation. The list is empty with Spark Connect, which has no status store here."""
+    """Lists the losses since its creation. The list is empty with Spark Connect, which cannot read the status store."""
 
     def __init__(self, spark: SparkSession, group: str | None) -> None:
-        """Begin to watch.
+        """Start watching.
 
         Args:
             spark: the session that writes.
@@ -39,7 +39,7 @@ class ExecutorLosses:
             store = self._context._jsc.sc().statusStore()
             return list(dict.fromkeys([*self._executors(store), *self._tasks(store)]))
         except Py4JError as error:  # the store is not part of Spark's public API
-            return [f"its losses can't be read: {_first_line(str(error))}"]
+            return [f"the losses can't be read: {_first_line(str(error))}"]
 
     def _jobs(self) -> list[int]:
         if self._context is None:

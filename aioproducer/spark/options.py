@@ -1,6 +1,6 @@
 """The options for a write, read and checked on the driver before a task runs.
 
-Spark passes their names in lower case. An option `kafka.<name>` sets the producer's setting with the Java name
+Spark passes the names of options in lower case. An option `kafka.<name>` sets the producer's setting with the Java name
 <name>."""
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ _SETTINGS = re.compile(
         "|".join(name for name in inspect.signature(aioproducer.Producer).parameters if "_" in name)
     )
 )
-"""The producer's settings whose names differ from their options."""
+"""The producer's settings whose names differ from the names of their options."""
 
 
 def in_options(text: str) -> str:

@@ -145,8 +145,8 @@ def add_line(path: str, what: str, found: Totals, now: float) -> None:
 class BatchListener(StreamingQueryListener):
     """Passes on the figures of each micro-batch: rows, bytes, transaction time and more.
 
-    Spark has no interface through which a Python sink could add them to StreamingQueryProgress. The listener therefore
-    reads them from the file of the sink's option `reports`.
+    Spark has no interface through which a Python sink could add the figures to StreamingQueryProgress. The listener
+    therefore reads them from the file of the sink's option `reports`.
 
         spark.streams.addListener(BatchListener("flights.jsonl"))
     """

@@ -1,6 +1,6 @@
 """The classes that Spark calls: on the driver to plan, commit and abort, and in each task to write.
 
-The driver pickles a writer for the tasks once per micro-batch; this also begins the transaction (`__getstate__`)."""
+The driver pickles a writer for the tasks once per micro-batch, and `__getstate__` begins the transaction."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Writer:
         return self.__dict__
 
     def _prepare(self) -> None:
-        """Plan the write, in the first call on the driver. Raise an error if the write is not possible."""
+        """Plan the write when first called on the driver. Raise an error if the write is not possible."""
         self._options.check_reports()
         if self._options.exactly_once and self._plan is None:
             self._plan = exactly_once.plan(self._options)

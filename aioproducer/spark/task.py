@@ -33,7 +33,7 @@ reuses its workers."""
 
 
 class TaskWriter:
-    """Sends one task's rows. When `finish` returns, all are acknowledged. Not usable after an exception."""
+    """Sends one task's rows. When `finish` returns, all of them are acknowledged. Cannot be used after an exception."""
 
     def __init__(self, producer: Producer, options: SinkOptions, task: int) -> None:
         self._producer = producer

@@ -1,8 +1,8 @@
 """The Spark settings that make the rows of a query cheaper to process.
 
 Spark passes rows to a Python process in Arrow batches of up to 10,000 rows. Each copy of a batch is faster if the batch
-fits into a processor's cache. `foreach_batch` limits the size itself. Any other write can't change its session, so it
-logs the settings once per query."""
+fits into a processor's cache. `foreach_batch` limits the size itself. Other writes can't change their session, so they
+log the settings once per query."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def is_first_of(query: str | None, stage: int) -> bool:
 
 
 def advice(tasks: Iterable[ArrowBatches]) -> str:
-    """Return a sentence with the settings that would make the rows cheaper, or an empty string.
+    """Return a sentence with the settings that would make the rows cheaper to process, or an empty string.
 
-    It is empty for all but the first write of a query."""
+    The string is empty for all but the first write of a query."""
     found = [task for task in tasks if task.bytes]
     if not all(task.is_first for task in found):
         return ""
@@ -65,12 +65,16 @@ def advice(tasks: Iterable[ArrowBatches]) -> str:
         )
     if size > MUCH and any(task.over_tcp for task in found):
         settings.append(f"{UNIX_SOCKET}=true, set when the session is created")
-    return f"the rows of this query would be cheaper with {' and '.join(settings)}" if settings else ""
+    return (
+        f"the rows of this query would be cheaper to process with {' and '.join(settings)}"
+        if settings
+        else ""
+    )
 
 
 @contextmanager
 def limited_batches(spark: SparkSession) -> Iterator[None]:
-    """Limit the Arrow batches of a session to a size that fits into the cache, unless it already has a limit."""
+    """Limit the session's Arrow batches to a size that fits into the cache, unless the session already has a limit."""
     if spark.conf.get(BYTES, None) is not None:
         yield
         return

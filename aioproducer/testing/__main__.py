@@ -69,7 +69,8 @@ def _arguments() -> argparse.Namespace:
         "--versions",
         default="4.1",
         metavar="RELEASE",
-        help=f"behave like this Kafka, {RELEASES[0]} to {RELEASES[-1]}, or like {EVENT_HUBS} (default: %(default)s)",
+        help=f"behave like this Kafka release, {RELEASES[0]} to {RELEASES[-1]}, or like {EVENT_HUBS} "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--transaction-version",
@@ -116,7 +117,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
     if arguments.port and last > _HIGHEST_PORT:
         raise ValueError(f"--port {arguments.port} --brokers {arguments.brokers} needs ports up to {last}")
     if arguments.stop_with_stdin and sys.stdin is None:
-        raise ValueError("--stop-with-stdin: there is no standard input; start this with a pipe")
+        raise ValueError("--stop-with-stdin: there is no standard input; start the command with a pipe")
     return EmbeddedCluster(
         arguments.brokers,
         host=arguments.host,
@@ -153,7 +154,7 @@ async def serve(
 
     Args:
         cluster: a cluster that has not been started.
-        stop_with_stdin: whether the cluster also stops at the end of standard input.
+        stop_with_stdin: whether the cluster also stops when standard input ends.
         announce: called with the addresses when the cluster is ready.
     """
     stop = asyncio.Event()

@@ -33,7 +33,7 @@ MARKERS = (
     "e.g. brokers=3, topics={'orders': 12}, versions='2.8'",
 )
 _MARKED_FIXTURES = {"apache_kafka": "apache", "schema_registry": "schema_registry"}
-"""Fixtures whose tests get a marker."""
+"""The marker that is added to the tests that use each fixture."""
 _KEPT_LOGS = pytest.StashKey[list[str]]()
 
 

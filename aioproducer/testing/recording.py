@@ -258,7 +258,7 @@ class RecordingProducer(Producer[K, V]):
     send_batch.__doc__ = Producer.send_batch.__doc__
 
     def _end(self, batch: ProducerBatch) -> None:
-        """Do what a broker's response would cause: remove the batch from its queue, and resolve its deliveries."""
+        """Simulate a broker's response: remove the batch from its queue, and resolve its deliveries."""
         accumulator = self._accumulator
         accumulator.forget(batch)
         accumulator.ready(self._loop.time())  # forgets the linger of batches that no longer exist
@@ -374,7 +374,7 @@ class _Script:
         self._mishaps.append(mishap)
 
     def refuse(self, topic: str) -> None:
-        """If the test has set an error for the next `send` to this topic, raise it."""
+        """Raise the error that the test has set for the next `send` to this topic, if any."""
         mishap = self._take(topic, True)
         if mishap is not None and mishap.error is not None:
             raise mishap.error
@@ -408,7 +408,7 @@ class _Topics(Metadata):
         super().__init__(core, brokers)
         self._count_of = count_of
         self.last_error = MetadataTimeoutError(
-            "allow_auto_create_topics=False, and set_partitions() was not called for it"
+            "allow_auto_create_topics=False, and set_partitions() was not called for this topic"
         )
 
     def age(self, now: float) -> float:

@@ -45,7 +45,7 @@ _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApicurioError(RuntimeError):
-    """A SchemaRegistry could not be fetched, started or controlled. If its log shows the cause, the text quotes it."""
+    """A SchemaRegistry could not be fetched, started or controlled. If the log shows the cause, the text quotes it."""
 
 
 class ApicurioMissingError(ApicurioError):
@@ -70,8 +70,8 @@ class SchemaRegistry:
 
     Unlike Confluent's own registry, it accepts incompatible schemas until a client sets a compatibility level.
     A SchemaRegistry can be used from several event loops, one after the other. If it fails to start, or the block
-    raises, its log is kept, and the error names the directory. Its process ends when the block ends, on Ctrl-C,
-    and when the interpreter ends, even if the interpreter is killed.
+    raises an exception, its log is kept, and the error names the directory. Its process ends when the block ends, on
+    Ctrl-C, and when the interpreter ends, even if the interpreter is killed.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class SchemaRegistry:
     async def stop(self, *, keep_logs: bool = False) -> None:
         """Stop the registry and remove its directory. This method awaits nothing, so it can't be cancelled.
 
-        With `keep_logs`, the log stays, and a warning with its location is logged. If `start()` was never called, this
-        does nothing.
+        With `keep_logs`, the log stays, and a warning with its location is logged. If `start()` was never called,
+        `stop()` does nothing.
         """
         if self._resources is None:
             return

@@ -52,7 +52,8 @@ class Transactional(RecordPath):
     def transaction(self) -> TransactionScope:
         """Return a transaction for `async with`.
 
-        The end of the block commits it; an exception or a cancellation that leaves the block aborts it.
+        The transaction is committed when the block ends, or aborted if an exception or a cancellation leaves the
+        block.
 
             async with producer.transaction() as transaction:
                 await producer.send("orders", b"...")
@@ -64,7 +65,8 @@ class Transactional(RecordPath):
             CommitOutcomeUnknownError: the commit was sent but never answered; `commit_transaction()` repeats it.
             ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
                 This error also replaces a KafkaError that leaves the block, such as the error of a record that failed
-                because of the fencing, and has that error as its cause. Any other exception leaves the block unchanged.
+                because of the fencing; the replaced error becomes its cause. Any other exception leaves the block
+                unchanged.
 
         A cancellation takes effect only once the commit or the abort has ended: after at most delivery_timeout_ms for
         the records, plus max_block_ms for each request.
@@ -74,13 +76,13 @@ class Transactional(RecordPath):
     async def init_transactions(self) -> None:
         """Take over the transactional id: get a new epoch, fence the id's older producers, and abort their transaction.
 
-        `start()` does this; call it again after an error whose `requires_reinit` is True.
+        `start()` already does this. Call init_transactions() after an error whose `requires_reinit` is True.
 
         Raises:
             TransactionTimeoutError: no coordinator answered within max_block_ms.
             TransactionReinitError: the coordinator rejected the request.
 
-        Cancelling the call leaves the operation running; calling it again joins the running operation.
+        Cancelling the call does not stop the operation; a second call joins it.
         """
         self._check_usable()
         await self._coordinator.initialize()
@@ -120,8 +122,8 @@ class Transactional(RecordPath):
             IllegalStateError: no transaction is open. As in Java's producer, a second call after a successful one also
                 raises this error.
 
-        Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
-        immediately if it has succeeded.
+        Cancelling the call does not stop the operation; a second call joins it, or returns immediately if the
+        operation has succeeded.
         """
         self._check_usable()
         await self._coordinator.commit()
@@ -134,8 +136,8 @@ class Transactional(RecordPath):
             ProducerFencedError: another producer has taken over this transactional id, which aborted the transaction.
             IllegalStateError: no transaction is open.
 
-        Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
-        immediately if it has succeeded.
+        Cancelling the call does not stop the operation; a second call joins it, or returns immediately if the
+        operation has succeeded.
         """
         self._check_usable()
         await self._coordinator.abort()
@@ -160,7 +162,7 @@ class Transactional(RecordPath):
             IllegalStateError: no transaction is open.
             InvalidRecordError: the offsets or the group are malformed.
 
-        Cancelling the call leaves the operation running.
+        Cancelling the call does not stop the operation.
         """
         self._check_usable()
         self._transaction.check("send_offsets_to_transaction", TransactionState.IN_TRANSACTION)
@@ -175,8 +177,8 @@ class Transactional(RecordPath):
             TransactionReinitError: another producer uses this transactional id, or no coordinator answered.
             IllegalStateError: no transaction is open.
 
-        Cancelling the call leaves the operation running; calling it again joins the running operation, or returns
-        immediately if it has succeeded.
+        Cancelling the call does not stop the operation; a second call joins it, or returns immediately if the
+        operation has succeeded.
         """
         self._check_usable()
         await self._coordinator.fence()
@@ -184,10 +186,10 @@ class Transactional(RecordPath):
     async def export_transaction(
         self, partitions: Iterable[TopicPartition | tuple[str, int]]
     ) -> TransactionHandle:
-        """Share the open transaction with producers in other processes, which `Producer.attach` creates.
+        """Share the open transaction with producers that `Producer.attach` creates in other processes.
 
-        Each partition may have only one writer, either this producer or a single producer that attaches to it with
-        the handle, because the broker cannot tell the producers apart. Commit only when all of them have flushed and
+        Each partition may have only one writer, either this producer or one of the producers that attach with the
+        handle, because the broker cannot tell the producers apart. Commit only when all of those have flushed and
         closed. If no producer has written anything, a commit with transactions v2 raises TransactionAbortableError:
         the broker gives the same answer as for a transaction that timed out.
 
@@ -352,7 +354,7 @@ def _log_failed_abort(log: ClientLog, error: KafkaError) -> None:
 
 
 async def to_the_end(call: Coroutine[Any, Any, None]) -> None:
-    """Wait for the call to end, even if the caller is cancelled repeatedly; then raise the cancellation.
+    """Wait for the call to end, even if the caller is cancelled repeatedly. If it was, raise the cancellation.
 
     The call ends in bounded time, because each of its steps has a time limit.
     """

@@ -32,7 +32,7 @@ class Positions(ABC):
 
     @abstractmethod
     async def of(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offsets to start reading at, without the partitions for which the consumer decides."""
+        """Return the offsets at which to start reading. Partitions for which the consumer decides are left out."""
 
     @abstractmethod
     async def until_idle(self) -> None:
@@ -50,8 +50,8 @@ class Input(ABC):
         self.changes = 0
         """The number of assignment changes so far. It is increased before the member gives up any partitions."""
         self.membership: ConsumerGroupMetadata | None = None
-        """The membership at the last change. It is not reread for a commit: by then, the consumer may be in a later
-        generation, in which these records belong to another member."""
+        """The membership at the last change. It is not read again for a commit: by then, the consumer may be in a
+        later generation, in which another member owns the partitions of the records."""
         self.starts: dict[TopicPartition, int] = {}
         """The first offset read from each partition since the last commit."""
         self._positions = positions
@@ -131,7 +131,8 @@ class _AiokafkaInput(Input):
         self._changed = asyncio.Event()
         if getattr(consumer, "_enable_auto_commit", False):
             raise InvalidArgumentError(
-                "the consumer must have enable_auto_commit=False: it would commit offsets outside of the transactions"
+                "the consumer must have enable_auto_commit=False; otherwise, it would commit offsets outside the "
+                "transactions"
             )
         if getattr(consumer, "_group_id", "") is None:
             raise InvalidArgumentError("the consumer must have a group_id")
@@ -181,7 +182,8 @@ class _AiokafkaInput(Input):
             TopicPartition(place.topic, place.partition): list(part) for place, part in found.items() if part
         }
         self._note_starts(records)
-        # After a change, the positions are set again: to `starts` for partitions without a committed offset.
+        # Records from before an assignment change are read again. A partition without a committed offset then starts
+        # at its offset in `starts`.
         return records if self.changes == changes and self._is_assigned else {}
 
     async def _position(self) -> None:
@@ -244,7 +246,7 @@ class _ConfluentInput(Input):
         self._thread = DaemonThreads(1, "aioproducer-consumer")
         self._loop = asyncio.get_running_loop()
         self._polling: asyncio.Future[tuple[int, list[Any]]] | None = None
-        # Set by the callbacks, which run in the thread while poll() waits for it.
+        # Set by the callbacks, which run in the thread during _consume().
         self._assigned: dict[TopicPartition, None] = {}
         self._asking: Future[dict[TopicPartition, int]] | None = None
         self._failure: BaseException | None = None

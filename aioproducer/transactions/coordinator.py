@@ -1,6 +1,7 @@
 """Sends a transaction's requests to its coordinator, one at a time, and applies the answers.
 
-state.py decides what to send, and outcomes.py defines what an answer means. Each call runs in its own task."""
+state.py decides what to send, and outcomes.py defines what an answer means. `initialize`, `commit`, `abort`, `fence`
+and `send_offsets` each run in their own task; `export`, `release` and `committed` run in the caller's."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class Coordinator:
         requests = partial(CoordinatorRequests, core.config, transaction, brokers, core.metrics, core.random)
         self._requests = requests()
         self._questions = requests()
-        """Sends the requests for committed(), which may have to wait until a transaction ends and must not delay its
-        end."""
+        """Sends the requests for committed(), which may have to wait until a transaction ends and must not delay the
+        request that ends it."""
         self._calls = RunningCalls(core, transaction)
         self.call_watch = self._calls.watch
         self.expiry = Expiry(core, transaction, self._calls, self._log, self._abort_expired)
@@ -111,7 +112,7 @@ class Coordinator:
     async def commit(self) -> None:
         """Send the buffered records and commit.
 
-        If this raises an error, nothing was committed, unless the error's outcome is UNKNOWN."""
+        If commit() raises an error, nothing was committed, unless the error's outcome is UNKNOWN."""
         if self._calls.take_unseen_success("commit"):
             return
         if self._calls.running("commit") is None:
@@ -454,7 +455,7 @@ class Coordinator:
             transaction.epoch_is_spent = True
 
     async def _next_epoch(self) -> None:
-        """Take the epoch after this one while no transaction is open.
+        """Take the next epoch while no transaction is open.
 
         InitProducerId with (producer id, epoch) aborts any open transaction before the coordinator compares epochs.
         If this producer had been fenced without knowing it, the request would abort its successor's transaction.

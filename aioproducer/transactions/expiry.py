@@ -41,8 +41,8 @@ class Expiry:
     def watch(self, now: float) -> float | None:
         """Abort an open transaction that is close to its time-out. Return the time of the next check, or None.
 
-        Otherwise, the brokers would abort it later, and with v1 also fence its producer; readers would wait until
-        then."""
+        Without this abort, the brokers would abort the transaction later, and with v1 also fence its producer;
+        readers would wait until then."""
         transaction = self._transaction
         if not transaction.may_have_started or transaction.has_expired:
             return None

@@ -1,8 +1,8 @@
 """Asks the leaders of partitions whether another producer has already written to them in the same transaction.
 
-On topics with LogAppendTime, a participant asks before it sends its first record to a partition. There, the answer to
-the record would not reveal another writer: the broker drops a batch with the sequence numbers of an earlier one, and
-reports success."""
+On topics with LogAppendTime, a participant asks before it sends its first record to a partition. On these topics, the
+answer to that record would not reveal another writer: the broker drops a batch with the sequence numbers of an earlier
+one, and reports success."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FirstWriter:
         """Check that no producer has written to any of the partitions in the transaction.
 
         Raises:
-            TransactionAbortableError: another producer has; the error's `partitions` are those that it has written to.
+            TransactionAbortableError: another producer has written to the partitions in the error's `partitions`.
             TransactionTimeoutError: not all leaders answered within max_block_ms.
             UnsupportedVersionError: a broker is older than Kafka 2.8.
             BrokerError: a broker rejected the request, e.g. because the client is not authorized to read the topic.
@@ -76,7 +76,8 @@ class FirstWriter:
     def _by_leader(self, places: Iterable[TopicPartition]) -> Sequence[tuple[int, list[TopicPartition]]]:
         """Return the partitions that have a leader, grouped by leader.
 
-        This must not wait for metadata: such waits end when close() begins, but it still sends the buffered records.
+        This method must not wait for metadata: close() ends such waits when it begins, but still sends the buffered
+        records.
         """
         found: dict[int, list[TopicPartition]] = {}
         for place in sorted(places):
@@ -132,7 +133,7 @@ class FirstWriter:
         return done
 
     def _accept_answer(self, place: TopicPartition, code: int) -> bool:
-        """Return False if the question must be repeated."""
+        """Return True if the answer is a success, or False if the question must be repeated. Raise any other error."""
         action = decide(ApiKey.DESCRIBE_PRODUCERS, code).action
         if action is Action.SUCCEED:
             return True

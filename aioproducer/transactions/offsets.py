@@ -77,8 +77,9 @@ def _of_librdkafka(packed: bytes) -> ConsumerGroupMetadata:
 def offsets_to_commit(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     """Convert {(topic, partition): offset}, or a list of objects with a topic, a partition and an offset.
 
-    In a mapping, an offset is a number, (offset, metadata), or an OffsetAndMetadata (also aiokafka's). In a list, such
-    as confluent-kafka's lists of TopicPartitions, negative offsets are left out: they mean that there is no offset.
+    In a mapping, an offset is a number, (offset, metadata), or an OffsetAndMetadata (ours or aiokafka's). In a list,
+    such as confluent-kafka's lists of TopicPartitions, negative offsets are left out: they mean that there is no
+    offset.
 
     Raises:
         InvalidRecordError: the mapping or the list contains something else.
@@ -105,7 +106,7 @@ def offsets_to_commit(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 def partitions_of_handoff(partitions: Iterable[Any]) -> list[TopicPartition]:
-    """Convert TopicPartitions or (topic, partition) tuples.
+    """Convert TopicPartitions or (topic, partition) tuples to a list of TopicPartitions.
 
     Raises:
         InvalidRecordError: the list contains something else.
@@ -139,7 +140,7 @@ def _offset(place: object, offset: Any) -> OffsetAndMetadata:
     ):
         raise InvalidRecordError(f"offsets: the offset of {place!r} must be a whole number, 0 or more")
     if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= _INT32:
-        raise InvalidRecordError(f"offsets: the leader epoch of {place!r} must be a whole number, or -1")
+        raise InvalidRecordError(f"offsets: the leader epoch of {place!r} must be a whole number, -1 or more")
     if not _is_text(offset.metadata) or len(offset.metadata) > LONGEST_METADATA:
         raise InvalidRecordError(
             f"offsets: the metadata of {place!r} must be a str of at most {LONGEST_METADATA} characters"

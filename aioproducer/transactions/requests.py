@@ -220,7 +220,7 @@ class CoordinatorRequests:
         return refused
 
     def _doubt(self, conditions: set[Condition]) -> None:
-        """Note that an attempt may have been carried out or may still be.
+        """Note that the coordinator may have carried out an attempt, or may still do so.
 
         With transactions v1, an attempt that is carried out late could affect the next transaction in the same epoch
         (for EndTxn, see KAFKA-17754).

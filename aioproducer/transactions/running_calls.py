@@ -1,7 +1,7 @@
-"""Runs each transactional call in its own task.
+"""Runs transactional calls, each in its own task.
 
-If the caller is cancelled, the call therefore continues and leaves nothing half done. If the same call is made again,
-it joins the running call, or gets the result that no caller has seen."""
+A call therefore continues if its caller is cancelled, and leaves nothing half done. If the same call is made again, it
+joins the running call, or gets the result that no caller has seen."""
 
 from __future__ import annotations
 

@@ -93,9 +93,9 @@ WAYS_OUT = {
     _S.RELEASING: "wait for release_transaction()",
     _S.ABORT_REQUIRED: "call abort_transaction()",
     _S.ABORTING: "wait for abort_transaction(), or call it again",
-    _S.OUTCOME_UNKNOWN: "call commit_transaction() again to repeat the request, or find out yourself whether its "
+    _S.OUTCOME_UNKNOWN: "call commit_transaction() again to repeat the request, or find out yourself whether the "
     "records were committed, and then call init_transactions()",
-    _S.REINIT_REQUIRED: "call init_transactions() to take the transactional id over, or close the producer",
+    _S.REINIT_REQUIRED: "call init_transactions() to take over the transactional id, or close the producer",
     _S.PARTICIPANT: "only the producer that began the transaction can end it",
     _S.FAILED_PARTICIPANT: "abort the transaction with the producer that began it, and close this one",
 }
@@ -120,8 +120,8 @@ class Transaction:
         """The number of the transaction that began last; 0 before the first one."""
         # The following fields describe the transaction with this number.
         self.is_v2 = False
-        """True for transactions v2 (KIP-890): writing to a partition adds it to the transaction, and the end of each
-        transaction brings a new epoch."""
+        """True for transactions v2 (KIP-890): writing to a partition adds it to the transaction, and the response
+        to each EndTxn contains a new epoch."""
         self.may_have_started = False
         """True if the coordinator may know of the transaction, which must then be ended there."""
         self.began: float | None = None
@@ -148,7 +148,7 @@ class Transaction:
         accept its batches before the markers, which would then end it too. Therefore, v2 is used only from the next
         epoch on (as in Java's TransactionManager)."""
         self.changes_epoch = False
-        """True while the transaction is taking a new epoch at its start; nothing may be sent until it arrives."""
+        """True while the transaction takes a new epoch at its start; nothing may be sent until the epoch arrives."""
         self.exported: dict[TopicPartition, None] = {}
         """Partitions that other producers write to."""
         self.wanted: dict[TopicPartition, None] = {}
@@ -269,7 +269,7 @@ class Transaction:
 
     @property
     def needs_epoch(self) -> bool:
-        """True if a new epoch is needed and the end of the transaction will not bring one."""
+        """True if a new epoch is needed and ending the transaction will not provide one."""
         return self.epoch_is_spent and not (self.is_v2 and self.may_have_started)
 
     def resume(self, handle: TransactionHandle) -> None:
@@ -353,7 +353,7 @@ class Transaction:
     def note_rejected(self, number: int, cause: BaseException) -> None:
         """Note that a record of transaction `number` was rejected without an exception.
 
-        That transaction can no longer be committed, not even by a producer that takes it over. This has no effect if
+        That transaction can no longer be committed, not even by a producer that takes it over. Do nothing if
         the transaction has ended or is about to end, or if this producer is only a participant.
         """
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):

@@ -45,9 +45,10 @@ class TransformLoop:
                         for record in batch:
                             await producer.send("invoices", invoice(record.value), key=record.key)
 
-    The end of the inner block commits. If the commit fails, the transaction is aborted, the consumer is rewound, and
-    the loop returns the records again, possibly in other batches; `batch.is_committed` is False after such a block. An
-    exception raised by your own code also aborts and rewinds, and then leaves the block.
+    The transaction is committed when the inner block ends. If the commit fails, the transaction is aborted, the
+    consumer is rewound, and the loop returns the records again, possibly in other batches; `batch.is_committed` is
+    False after such a block. If your own code raises an exception, the transaction is also aborted and the consumer
+    rewound; the exception then leaves the block.
 
     The commit contains the member id and the generation that the consumer had when it read the records (KIP-447).
     So a member that has lost its partitions in a rebalance cannot commit. In a rebalance, aiokafka's consumer keeps its
@@ -71,7 +72,7 @@ class TransformLoop:
         poll_timeout: float = 1.0,
         max_attempts: int = 10,
     ) -> None:
-        """Describe the loop; `async with` subscribes the consumer.
+        """Create the loop; `async with` subscribes the consumer.
 
         Args:
             producer: a started producer with its own transactional_id, which nothing else uses while the loop runs.
@@ -181,7 +182,7 @@ class TransformLoop:
 
     async def _end(self, batch: TransformBatch, error: BaseException | None) -> bool:
         """Commit the batch, or abort it and rewind. Return True if the block's error is to be suppressed."""
-        # The block's error may be a mere sign that the transaction has failed, as a failed commit would be.
+        # A KafkaError from the block may only show that the transaction has failed, just as a failed commit would.
         is_broken = self._producer._transaction.state is TransactionState.ABORT_REQUIRED
         may_retry = error is None or (is_broken and consists_of_kafka_errors(error))
         failure = error
@@ -267,7 +268,7 @@ class TransformLoop:
         """End the loop if this producer epoch cannot be used again.
 
         Raises:
-            TransactionReinitError: the reason, even if `error` is another KafkaError that it has caused.
+            TransactionReinitError: the reason, even if `error` is a different KafkaError that the reason has caused.
         """
         transaction = self._producer._transaction
         if transaction.state not in (TransactionState.REINIT_REQUIRED, TransactionState.OUTCOME_UNKNOWN):

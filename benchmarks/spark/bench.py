@@ -2,9 +2,9 @@
 
     python -m benchmarks.spark.bench [--quick] [--rows N] [--target ack|real]
 
-One Spark driver for the whole run, all sinks in it, each measurement with a topic of its own; repeats are interleaved,
-so that whatever else the machine does meets every sink alike. A row fails if the broker did not count exactly what was
-sent. Ctrl-C ends the run and shows what was measured so far."""
+One Spark driver runs all sinks, and each measurement has its own topic. Repeats are interleaved, so that other work on
+the machine affects all sinks equally. A row fails if the broker did not count exactly what was sent. Ctrl-C ends the
+run and shows what was measured so far."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def run(stage: Stage, target: AckTarget | RealTarget, cell: Cell) -> dict[str, A
     finally:
         target.drop(topic)
     if result["counted"] != cell.sent:
-        raise MeasurementError(f"the broker counted {result['counted']:,} rows of {cell.sent:,} sent")
+        raise MeasurementError(f"the broker counted {result['counted']:,} rows, but {cell.sent:,} were sent")
     return result
 
 
 def interleaved(cells: list[Cell]) -> Iterator[Cell]:
-    """Yield the cells, grouped by size: each cell once, then again for each repeat, from another cell each time."""
+    """Yield the cells, grouped by size: each cell once, then again for each repeat, starting with another cell."""
     for group in dict.fromkeys((cell.section, cell.value_size) for cell in cells):
         mine = [cell for cell in cells if (cell.section, cell.value_size) == group]
         for repeat in range(max(cell.repeats for cell in mine)):
@@ -171,7 +171,7 @@ class Run:
         _say(f"FAILED {cells[0].name}: {error}")
 
     def _left(self) -> str:
-        """The estimated time left, from the cells measured so far; empty in the first round."""
+        """Return the estimated time left, from the cells measured so far; empty in the first round."""
         if len(self._seconds) < len(self.figures):
             return ""
         seconds = sum(
@@ -223,8 +223,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--sink", action="append", choices=plan.ALL_SINKS, help="only this one; may be repeated"
     )
-    parser.add_argument("--value-size", type=int, choices=plan.VALUE_SIZES, help="bytes; only these")
-    parser.add_argument("--compression", choices=plan.COMPRESSIONS, help="only this")
+    parser.add_argument("--value-size", type=int, choices=plan.VALUE_SIZES, help="only this size, in bytes")
+    parser.add_argument("--compression", choices=plan.COMPRESSIONS, help="only this one")
     parser.add_argument(
         "--connector", help="release of spark-sql-kafka-0-10; default: the newest complete one"
     )
@@ -235,7 +235,7 @@ def parse() -> argparse.Namespace:
         default=[],
         type=_setting,
         metavar="NAME=VALUE",
-        help="a setting of Spark's",
+        help="a Spark setting",
     )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is not met")
     parser.add_argument("--output", type=Path, help="default: benchmarks/spark/results/TARGET.json")

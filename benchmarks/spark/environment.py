@@ -43,7 +43,7 @@ class Connector(NamedTuple):
         return BUILD / f"jars-{self.version}-{self.token_provider}"
 
     def artifacts(self) -> list[tuple[str, str, str]]:
-        """Group, name and version of each jar; all other classes are in PySpark's own jars."""
+        """Return the group, name and version of each jar; all other classes are in PySpark's own jars."""
         return [
             ("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", self.version),
             ("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", self.token_provider),
@@ -59,7 +59,7 @@ CONNECTORS = [
 ]
 """The known releases, the newest first."""
 MIXED = {"4.2.0": "4.1.0-preview1", "4.1.1": "4.1.0-preview1"}
-"""A token provider that serves a release whose own is not on Maven Central. Only with --connector."""
+"""A token provider that works with a release whose own is not on Maven Central. Used only with --connector."""
 
 
 class MissingError(Exception):
@@ -103,7 +103,7 @@ def _fetched(release: Connector) -> bool:
     fresh.mkdir(parents=True)
     wanted = [":".join(artifact) for artifact in release.artifacts()]
     print(f"fetching {release.name} from Maven Central", file=sys.stderr, flush=True)
-    # A process of its own: jgo logs as it likes, and keeps what it has begun.
+    # A separate process, because jgo logs as it likes and keeps incomplete downloads.
     fetch = [sys.executable, "-m", "benchmarks.spark.fetch_jars", str(fresh), *wanted]
     done = subprocess.run(fetch, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -116,15 +116,15 @@ def _fetched(release: Connector) -> bool:
 
 
 def python_with(pyspark: str) -> Path:
-    """Return the interpreter of the environment with that PySpark, which is created if it does not exist."""
+    """Return the interpreter of the environment with this PySpark. Create the environment if it does not exist."""
     place = BUILD / f"pyspark-{pyspark}"
     interpreter, ready = place / "bin" / "python", place / ".ready"
     if not ready.exists():
-        print(f"making {place}: PySpark {pyspark} is 430 MB", file=sys.stderr, flush=True)
+        print(f"creating {place}: PySpark {pyspark} is 430 MB", file=sys.stderr, flush=True)
         shutil.rmtree(place, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
         wanted = [f"pyspark=={pyspark}", "pyarrow>=18", PANDAS, *PEERS, *_own_dependencies()]
-        # Isolated: what a PYTHONPATH names would count as installed.
+        # -I, because pip would regard packages on PYTHONPATH as installed.
         subprocess.run([str(interpreter), "-I", "-m", "pip", "install", "-q", *wanted], check=True)
         ready.touch()
     return interpreter

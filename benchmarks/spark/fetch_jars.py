@@ -11,7 +11,7 @@ import tempfile
 
 
 def fetch(directory: str, artifacts: list[str]) -> None:
-    """Raises the exception of jgo if a jar does not exist."""
+    """Copy the jars to the directory. If a jar does not exist, raise jgo's exception."""
     # jgo considers any file in its repository complete, so this repository starts empty.
     with tempfile.TemporaryDirectory() as repository:
         os.environ["M2_REPO"] = repository

@@ -1,4 +1,4 @@
-"""A Python sink that does nothing, to measure Spark's own cost of any Python sink."""
+"""A Python sink that does nothing, to measure what any Python sink costs in Spark itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Nothing(spark.WriterCommitMessage):
 
 
 class _Writer:
-    """Discards a task's Arrow batches. PySpark's processes are made cheaper in the same way as for our sink, which
-    shares them."""
+    """Discards a task's Arrow batches. It makes PySpark's processes cheaper in the same way as our sink, which runs in
+    the same processes."""
 
     def __getstate__(self) -> dict[str, Any]:
         worker.spare()
@@ -38,15 +38,15 @@ class _Writer:
 
 
 class NullWriter(_Writer, spark.DataSourceArrowWriter):  # type: ignore[misc]  # any sequence of messages
-    """`df.write`."""
+    """The writer for `df.write`."""
 
 
 class NullStreamWriter(_Writer, spark.DataSourceStreamWriter, spark.DataSourceArrowWriter):  # type: ignore[misc]
-    """`df.writeStream`."""
+    """The writer for `df.writeStream`."""
 
 
 class NullSink(spark.DataSource):
-    """`format("nothing")`."""
+    """The sink for `format("nothing")`."""
 
     @classmethod
     def name(cls) -> str:

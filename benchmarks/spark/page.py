@@ -1,4 +1,4 @@
-"""The section Speed of docs/spark.md, printed from the stored runs.
+"""Prints the section "Speed" of docs/spark.md from the stored runs.
 
 python -m benchmarks.spark.page [--check]"""
 
@@ -91,7 +91,7 @@ WHAT = {
 
 
 def section_of(record: dict[str, Any], section: str) -> list[str]:
-    """Return the tables of one section of a run, each shape's with the ratios below it."""
+    """Return the tables of one section of a run, one for each shape, followed by the ratios."""
     figures = [f for f in map(Figures.from_json, record["cells"]) if f.cell.section == section]
     if not figures:
         return []
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     page = PAGE.read_text()
     wanted = between(page, MARK, printed(RESULTS))
     if told.check and page != wanted:
-        print(f"{PAGE} is not what the stored runs say: python -m benchmarks.spark.page", file=sys.stderr)
+        print(f"{PAGE} does not match the stored runs; run python -m benchmarks.spark.page", file=sys.stderr)
         return 1
     if not told.check:
         PAGE.write_text(wanted)

@@ -71,8 +71,9 @@ def produce_all(settings: Settings, pairs: Iterable[tuple[Any, Any]]) -> int:
 
 
 def foreach_confluent(settings: Settings) -> Callable[[Iterator[Any]], None]:
-    """For `df.foreachPartition`, of a frame with the columns key and value. A Row is a tuple, and looking up one of its
-    columns by name costs about a microsecond."""
+    """Return a function for `df.foreachPartition` of a frame with the columns key and value.
+
+    It unpacks each Row as a tuple, since looking up a column by name costs about a microsecond."""
 
     def write(rows: Iterator[Any]) -> None:
         produce_all(settings, rows)
@@ -81,7 +82,7 @@ def foreach_confluent(settings: Settings) -> Callable[[Iterator[Any]], None]:
 
 
 def foreach_aiokafka(settings: Settings) -> Callable[[Iterator[Any]], None]:
-    """For `df.foreachPartition`."""
+    """Return a function for `df.foreachPartition`."""
 
     async def send_all(rows: Iterator[Any]) -> None:
         from aiokafka import AIOKafkaProducer

@@ -24,7 +24,7 @@ DEFAULTS = ", its defaults"
 
 GENERATED, CACHED = "generated", "cached"
 BATCH, STREAM, SMALL = "batch", "stream", "small"
-"""Sections: a DataFrame is written; a stream with large micro-batches; one with small ones."""
+"""Sections: writes of a DataFrame, streams with large micro-batches, and streams with small ones."""
 
 TASKS = 4
 """The tasks of a frame, and therefore of a write: two for each of two cores."""

@@ -1,4 +1,4 @@
-"""Figures of a run as markdown tables and a plot, and the goals checked against them.
+"""Figures of a run as markdown tables, and the goals checked against them.
 
 python -m benchmarks.spark.report [results.json]      prints the tables again"""
 
@@ -55,7 +55,7 @@ class Figures:
         return statistics.median(self.all(name))
 
     def spread(self, name: str, show: Callable[[float], str]) -> str:
-        """The median, the minimum and the maximum of the repeats."""
+        """Format the median, the minimum and the maximum of the repeats."""
         found = self.all(name)
         return f"**{show(statistics.median(found))}** [{show(min(found))}–{show(max(found))}]"
 
@@ -155,7 +155,7 @@ def held(
     show: Callable[[float, float], str],
     frame: str | None = None,
 ) -> tuple[bool | None, str]:
-    """Check `holds(the first's, the second's)` in every column of the section that has both."""
+    """Check `holds` with the medians of the pair, in every column of the section that has both."""
     found = {
         (f.cell.row, f.cell.column): f
         for f in figures

@@ -1,5 +1,5 @@
-"""The Spark driver that measures: a process of its own in Spark's environment. It takes requests as lines of JSON on
-stdin and answers each with one on stdout; frames stay cached and the JVM stays warm between them.
+"""The Spark driver that measures: a separate process in Spark's environment. It reads requests from stdin, as lines of
+JSON, and answers each with a line on stdout. Frames stay cached and the JVM stays warm between requests.
 
     python -m benchmarks.spark.stage '{"jars": ["..."], "memory": "6g", "conf": {}}'"""
 
@@ -59,7 +59,7 @@ Answer = dict[str, Any]
 
 
 def lines(size: int) -> list[str]:
-    """Return the tails of JSON texts, `size` bytes each; after a number of eight digits, no two values are equal."""
+    """Return the tails of JSON texts, `size` bytes each. With eight digits in front, no two values are equal."""
     chance = random.Random(7)
     made = []
     for _ in range(LINES):
@@ -101,7 +101,7 @@ class Frames:
             return with_columns(self._spark.range(0, cell.rows, 1, TASKS), "id", cell.value_size)
         if self._cached != (cell.rows, cell.value_size):
             self.forget()
-            # It begins at 1: with an equal plan, Spark would also answer the generated frame from the cache.
+            # The range begins at 1: with an equal plan, Spark would also answer the generated frame from the cache.
             rows = with_columns(self._spark.range(1, cell.rows + 1, 1, TASKS), "id", cell.value_size)
             self._frame = rows.persist(StorageLevel.MEMORY_ONLY)
             self._frame.write.format("noop").mode("overwrite").save()
@@ -129,7 +129,7 @@ def check_plan(frame: DataFrame, cell: Cell) -> None:
     """Check that a generated frame is not answered from the cache, and that a cached one is not generated again."""
     plan = frame._jdf.queryExecution().executedPlan().toString()
     if ("InMemoryTableScan" in plan) != (cell.frame == CACHED):
-        raise RuntimeError(f"the frame is to be {cell.frame}, and its plan is\n{plan}")
+        raise RuntimeError(f"the frame should be {cell.frame}, but its plan is\n{plan}")
 
 
 class Sinks:
@@ -191,7 +191,7 @@ class Sinks:
     def _map(self, pairs: DataFrame, function: Callable[..., Any]) -> None:
         counted = sum(row.n for row in pairs.mapInArrow(function, "n long").collect())
         if counted not in (self._cell.rows, WARM_ROWS):
-            raise RuntimeError(f"the tasks have seen {counted:,} rows of {self._cell.rows:,}")
+            raise RuntimeError(f"the tasks have seen {counted:,} of {self._cell.rows:,} rows")
 
     def start(self, frame: DataFrame, checkpoint: str) -> Any:
         """Start the stream, and return its query."""
@@ -274,7 +274,7 @@ class Stage:
 
 def _of_stream(cell: Cell, durations: list[dict[str, int]], used: Spent) -> Answer:
     if len(durations) != cell.batches:
-        raise RuntimeError(f"Spark reports {len(durations)} batches of {cell.batches}")
+        raise RuntimeError(f"Spark reported {len(durations)} of {cell.batches} batches")
     took = sorted(found["triggerExecution"] for found in durations)
     middle = took[len(took) // 2]
     return {
@@ -288,7 +288,7 @@ def _of_stream(cell: Cell, durations: list[dict[str, int]], used: Spent) -> Answ
 
 
 def per_row(used: Spent, rows: int) -> Answer:
-    """Return the CPU time in microseconds."""
+    """Return the CPU time per row in microseconds."""
     return {
         "cpu_us": used.total / rows * 1e6,
         "java_us": used.java / rows * 1e6,
@@ -302,7 +302,7 @@ def _wait_for(query: Any, batch: int) -> None:
         if not query.isActive:
             raise query.exception() or RuntimeError("the stream has ended")
         if time.monotonic() > end:
-            raise RuntimeError(f"batch {batch} did not come within {STREAM_TIME_OUT} s")
+            raise RuntimeError(f"batch {batch} did not end within {STREAM_TIME_OUT} s")
         time.sleep(POLL)
 
 
@@ -330,7 +330,7 @@ def _session(settings: Answer) -> SparkSession:
 
 @contextlib.contextmanager
 def own_output() -> Iterator[Callable[[Answer], None]]:
-    """Reserve stdout for answers: the output of the JVM and others goes to stderr."""
+    """Reserve stdout for answers: the output of the JVM and of everything else goes to stderr."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
 

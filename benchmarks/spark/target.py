@@ -32,7 +32,7 @@ def source() -> str:
     functions, _, rows = transactions.partition("/* Rows of the table of APIs:\n")
     for place in (BEFORE, LAST_API):
         if text.count(place) != 1:
-            raise RuntimeError(f"{BROKER.name} no longer has such a line: {place}")
+            raise RuntimeError(f"{BROKER.name} no longer contains this line: {place}")
     return text.replace(BEFORE, functions + BEFORE).replace(LAST_API, LAST_API + rows.partition("*/")[0])
 
 
@@ -49,11 +49,11 @@ def build() -> Path:
 
 
 SETTINGS = {"auto.create.topics.enable": False, "file.delete.delay.ms": 100}
-"""The broker settings of the Apache Kafka."""
+"""The settings of the Apache Kafka broker."""
 
 
 class AckTarget:
-    """A broker that acknowledges and counts; `with` starts and ends it."""
+    """A broker that acknowledges and counts; `with` starts and stops it."""
 
     name = "a broker that only acknowledges"
 
@@ -68,7 +68,7 @@ class AckTarget:
         self._process.communicate()  # it ends when its input ends
 
     def topic(self) -> str:
-        """Return a fresh topic, which is created when a client asks for it."""
+        """Return the name of a fresh topic, which is created when a client asks for it."""
         self._made += 1
         return f"t{self._made}"
 
@@ -93,7 +93,7 @@ class AckTarget:
 
 
 class RealTarget:
-    """One Apache Kafka; `with` starts and ends it. A topic is deleted once it has been counted."""
+    """One Apache Kafka; `with` starts and stops it. A topic is deleted once it has been counted."""
 
     def __enter__(self) -> RealTarget:
         self._kafka = ApacheKafka(config=SETTINGS, jvm_args=("-Xmx1g",))
@@ -115,7 +115,7 @@ class RealTarget:
         self._runner.close()
 
     def topic(self) -> str:
-        """Create a fresh topic."""
+        """Create a fresh topic, and return its name."""
         self._made += 1
         name = f"t{self._made}"
         self._runner.run(self._kafka.create_topic(name, partitions=PARTITIONS))
@@ -144,7 +144,7 @@ class RealTarget:
             consumer.close()
 
     def drop(self, topic: str) -> None:
-        """Delete the topic, since the next one needs the disk."""
+        """Delete the topic, since the next one needs the disk space."""
         assert self._admin is not None
         self._admin.delete_topics([topic], request_timeout=TIME_OUT)[topic].result(TIME_OUT)
 

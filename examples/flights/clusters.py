@@ -1,4 +1,4 @@
-"""The clusters of --kafka: an embedded one in its own process, a real Apache Kafka, or the user's cluster."""
+"""The clusters that --kafka selects: an embedded one in its own process, a real Apache Kafka, or the user's cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_WAIT = 30.0
 _STOP_WAIT = 5.0
 """Seconds to wait for the embedded cluster's process to start or stop."""
 _REACH_WAIT = 5.0
-"""Seconds to wait for the first answer of the user's cluster."""
+"""Seconds to wait for the first answer from the user's cluster."""
 
 
 class Kafka(NamedTuple):
@@ -31,7 +31,7 @@ class Kafka(NamedTuple):
     description: str
     bootstrap_servers: str
     is_ours: bool
-    """True if the demo started the cluster; it ends with the demo."""
+    """True if the demo started the cluster, and therefore also stops it."""
 
 
 def running(kind: str, brokers: int | None) -> contextlib.AbstractAsyncContextManager[Kafka]:
@@ -70,7 +70,7 @@ async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
 
 
 async def end_process(process: asyncio.subprocess.Process, seconds: float = _STOP_WAIT) -> None:
-    """Terminate a process, wait at most `seconds`, and kill it if it still runs."""
+    """Terminate a process, wait at most `seconds`, and kill it if it is still running."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

@@ -47,9 +47,9 @@ class Flight(NamedTuple):
     value: bytes
     """The whole row as a JSON object; missing cells are null."""
     timestamp_ms: int
-    """The time of departure, or the scheduled one of a cancelled flight."""
+    """The time of departure; for a cancelled flight, the scheduled time."""
     headers: tuple[tuple[str, bytes], tuple[str, bytes]]
-    """`row`: its number in the file, from 0. `status`: departed or cancelled."""
+    """`row`: the number of the row in the file, starting at 0. `status`: departed or cancelled."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -57,7 +57,7 @@ class Flight(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of key, value and headers."""
+        """The total size of key, value and headers, in bytes."""
         return len(self.key) + len(self.value) + sum(len(name) + len(value) for name, value in self.headers)
 
 
@@ -66,7 +66,7 @@ def load(limit: int, progress: Callable[[int], None]) -> list[Flight]:
 
     Args:
         limit: the maximum number of flights.
-        progress: called at intervals with the number of flights read so far; an exception from it ends the reading.
+        progress: called at intervals with the number of flights read so far; if it raises an exception, reading stops.
 
     Raises:
         DemoError: the data package is not installed, or its file is missing.
@@ -109,7 +109,7 @@ def records_of(lines: Iterable[str]) -> Iterator[Flight]:
 
 
 def departure_ms(flight: dict[str, int | str | None]) -> int:
-    """Return the milliseconds since 1970 of a flight's departure, or of the scheduled one if it was cancelled.
+    """Return when a flight departed, or was scheduled to depart if it was cancelled, in milliseconds since 1970.
 
     The columns with times of day are in New York's time zone, but `time_hour`, the scheduled hour, is UTC. The minute
     and the delay are added to it, so summer time and departures after midnight need no special handling.
@@ -134,7 +134,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def data_file(name: str) -> str:
-    """Return the path of a file of the data package.
+    """Return the path of a file in the data package.
 
     Raises:
         DemoError: the package is not installed, or does not contain the file.

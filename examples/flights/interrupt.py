@@ -20,7 +20,7 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """Handles signals: the first one requests a clean end, the second one an immediate end, the third one kills.
+    """Handles signals: the first requests a clean end, the second an immediate end, and the third kills the process.
 
     An Interrupt belongs to the event loop in which it catches signals; any thread can read `is_asked`.
     """
@@ -34,7 +34,7 @@ class Interrupt:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """Handle the signals within a block; after it they have their default effect again."""
+        """Handle the signals within a block; afterwards, they have their default effect again."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             try:

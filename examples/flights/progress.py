@@ -14,7 +14,7 @@ tqdm.monitor_interval = 0  # no monitor thread: show() is called for every chang
 
 _FORMAT = "{desc:<9} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}{postfix}"
 _COUNTED = "{desc:<9} {percentage:3.0f}% |{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
-"""The format without a rate, which names the unit."""
+"""A format that shows the unit but no rate."""
 _RATE_WINDOW = 2.0
 """Seconds over which the displayed rates are computed."""
 _PLAIN_INTERVAL = 5.0

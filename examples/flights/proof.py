@@ -81,7 +81,7 @@ class Proof:
                 )
 
     def unread(self, why: str) -> None:
-        """Note that reading ended before the end."""
+        """Note that reading stopped before all records were read."""
         self._count("unread", why)
 
     def _row_of(self, record: ReadRecord) -> int | None:
@@ -153,7 +153,7 @@ def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Call
         bootstrap_servers: the addresses of the cluster.
         topic: the topic with its start offsets; reading ends at the current end offsets.
         proof: receives the records, and a finding if reading ends early.
-        progress: called with the number of records after each chunk; an exception from it ends the reading.
+        progress: called with the number of records after each chunk; if it raises an exception, reading stops.
 
     Raises:
         DemoError: the consumer failed.
@@ -190,7 +190,7 @@ def _read(
         records = [record_of(message) for message in messages]
         for record in records:
             positions[record.partition] = record.offset + 1
-        # Records that other clients append meanwhile are beyond the end.
+        # Records that other clients append in the meantime lie beyond the end offsets.
         proof.check(record for record in records if record.offset < ends[record.partition])
         progress(proof.records)
         if records:
@@ -201,7 +201,7 @@ def _read(
 
 
 def record_of(message: Message) -> ReadRecord:
-    """Convert a consumer's message.
+    """Convert a consumer's message to a ReadRecord.
 
     Raises:
         KafkaException: the message is an error.

@@ -51,7 +51,7 @@ def lines(sent: Sent, measured: Measurement, runtime: str) -> list[Line]:
         Line("time to ack, p99", _milliseconds(ack.p99, ack.count)),
         Line("time to ack, max", _milliseconds(ack.max, ack.count)),
         Line("CPU per record", cpu, span),
-        Line("", "", f"(CSV and JSON were done before; {runtime})"),
+        Line("", "", f"(CSV and JSON were processed before; {runtime})"),
     ]
     not_delivered = {
         "not sent": (State.NOT_SENT, ""),
@@ -67,9 +67,9 @@ def lines(sent: Sent, measured: Measurement, runtime: str) -> list[Line]:
 
 
 def proof_lines(proof: Proof | None, *, is_complete: bool) -> list[Line]:
-    """Return the lines about the read-back proof. None: the proof was skipped."""
+    """Return the lines about the read-back proof. `proof` is None if the proof was skipped."""
     if proof is None:
-        return [Line("read back", "no", "interrupted before it")]
+        return [Line("read back", "no", "interrupted before reading back")]
     count = f"{proof.records:,}"
     if proof.kinds:
         return [Line("read back", count, f"WRONG: {_counted(proof.kinds)}")]

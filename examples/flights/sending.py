@@ -1,4 +1,4 @@
-"""Sends every flight by `await producer.send()` and awaits every delivery: the core of the demo."""
+"""Sends every flight with `await producer.send()` and awaits every delivery: the core of the demo."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Time and CPU time from before the first `send` to after the last awaited delivery, and the metrics then."""
+    """Time and CPU time from before the first `send` to after the last awaited delivery, and the metrics at the end."""
 
     seconds: float
     cpu_seconds: float
@@ -95,7 +95,7 @@ async def send_flights(
     """Send all flights in order, which keeps the order per key, and wait for all deliveries.
 
     Ctrl-C stops sending: records in the buffer are still delivered, for at most `_DELIVERY_GRACE` seconds.
-    The producer must be started and know the topic; it is closed at the end.
+    The producer must have been started and must know the topic. send_flights() closes it.
     """
     sent = Sent(flights)
     deliveries: list[Delivery] = []
@@ -121,7 +121,7 @@ async def send_flights(
 async def _send_each(
     producer: Producer, topic: str, sent: Sent, deliveries: list[Delivery], interrupt: Interrupt
 ) -> None:
-    """Send one record per flight. The first error ends sending, so that no record overtakes the failed one."""
+    """Send one record per flight. Stop at the first error, so that no record overtakes the failed one."""
     try:
         for key, value, timestamp_ms, headers in sent.flights:
             if interrupt.is_asked:

@@ -36,7 +36,7 @@ SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
 
 _SETTINGS = {
-    # By their timestamps the records have expired long ago, and would be deleted within minutes.
+    # By their timestamps, the records expired long ago, and would be deleted within minutes.
     "retention.ms": "-1",
     # Kafka starts a new segment when record timestamps are a week apart, which here is every few MB.
     "segment.ms": "315360000000",
@@ -56,12 +56,12 @@ class Topic:
 
 
 async def prepare(bootstrap_servers: str, name: str, partitions: int, check: Check) -> Topic:
-    """Create the topic, or use it as it is if it exists, and read the end offsets of its partitions.
+    """Create the topic, or use an existing one as it is, and read the end offsets of its partitions.
 
-    After a cancellation, a thread continues until `check` raises.
+    After a cancellation, a thread continues until `check` raises an exception.
 
     Raises:
-        DemoError: the topic has another number of partitions, can't be created, or is not ready in time.
+        DemoError: the topic has a different number of partitions, can't be created, or is not ready in time.
     """
     creation = await asyncio.to_thread(_create, bootstrap_servers, name, partitions, check)
     try:
@@ -93,7 +93,7 @@ class _Creation(NamedTuple):
             )
         if self.settings_refused:
             return (
-                f"note: the topic has the cluster's default settings, since those of the demo were rejected "
+                f"note: the topic has the cluster's default settings, since the demo's settings were rejected "
                 f"({self.settings_refused}); its retention may soon delete records of 2013"
             )
         return ""
@@ -119,7 +119,7 @@ def _refusal(admin: AdminClient, topic: NewTopic, check: Check) -> str:
 
 
 def _wanted() -> None:
-    """A check that never ends the work."""
+    """Do nothing: a check that never stops the work."""
 
 
 def _wait(answer: Future[None], check: Check) -> None:
@@ -148,7 +148,7 @@ def start_offsets(consumer: Consumer, name: str, partitions: int) -> tuple[int, 
 
 
 def consumer_settings(bootstrap_servers: str) -> dict[str, Any]:
-    """Return the settings of a consumer with assigned partitions, which joins no group and commits no offsets."""
+    """Return the settings of a consumer that reads assigned partitions, joins no group and commits no offsets."""
     return {
         "bootstrap.servers": bootstrap_servers,
         "group.id": "aioproducer-flights",  # librdkafka requires one

@@ -1,4 +1,4 @@
-"""The flights of 2013 through Spark to Kafka, proved by reading them back.
+"""Sends the flights of 2013 through Spark to Kafka, and proves the result by reading it back.
 
 `make pipeline`, `make pipeline SPARK=cluster`, `make pipeline KAFKA=apache`, `KAFKA=host:port`; see also --help.
 
@@ -41,7 +41,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         prog="flights_pipeline",
         description="The 336,776 flights that left New York in 2013 go through Spark, are cleaned, joined with "
         "planes and weather and aggregated, and are written to Kafka by a batch job and by a stream; then "
-        "confluent-kafka reads them, and each must be what plain Python computes from the same files.",
+        "confluent-kafka reads them, and each must match what plain Python computes from the same files.",
         epilog="Ctrl-C stops the running job, and prints the report; a second Ctrl-C does not wait. Exit status: "
         "0 all proved, 1 something is missing or wrong, 2 failed, 130 interrupted. No topic is deleted.",
     )
@@ -49,17 +49,19 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--kafka",
         default=clusters.EMBEDDED,
         metavar="embedded|apache|HOST:PORT",
-        help="an embedded cluster in its own process (default), a real Apache Kafka started for this, "
+        help="an embedded cluster in its own process (default), a real Apache Kafka started for this run, "
         "or your own cluster (several addresses with commas)",
     )
     parser.add_argument(
         "--spark",
         default=session.LOCAL,
         choices=(session.LOCAL, session.CLUSTER),
-        help="local[2] (default), or a cluster of a master and two workers, started for this",
+        help="local[2] (default), or a cluster of a master and two workers, started for this run",
     )
     parser.add_argument(
-        "--brokers", type=positive, help="brokers of a Kafka cluster started for this (embedded 3, apache 1)"
+        "--brokers",
+        type=positive,
+        help="brokers of a Kafka cluster started for this run (embedded 3, apache 1)",
     )
     parser.add_argument("--topics", help="prefix of the topics; default: aioproducer-pipeline-<date>-<time>")
     parser.add_argument("--partitions", type=positive, default=6, help="partitions of each topic (default 6)")

@@ -47,7 +47,7 @@ IDENTITY = {
     "weather": ("origin", "visibility", "rain"),
     "planes": ("manufacturer", "decade"),
 }
-"""The columns that identify a record of each topic."""
+"""The columns that identify a record in each topic."""
 
 
 class _Sums:
@@ -83,7 +83,7 @@ def compute(rows: int, progress: Callable[[int], None]) -> Expected:
 
     Args:
         rows: the maximum number of flights.
-        progress: called at intervals with the number of flights so far; an exception from it ends the work.
+        progress: called at intervals with the number of flights so far; if it raises an exception, the work stops.
 
     Raises:
         DemoError: the data package is not installed, or one of its files is missing.

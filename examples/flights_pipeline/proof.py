@@ -40,7 +40,7 @@ class Proof:
     ) -> None:
         self.records = 0
         self.size = 0
-        """Bytes of keys and values."""
+        """The total size of keys and values, in bytes."""
         self.repeats = 0
         """The number of repeated records, where at_least_once allows them."""
         self.kinds: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Proof:
             self._count("missing", f"{identity}: not read back")
 
     def unread(self, why: str) -> None:
-        """Note that reading ended before the end."""
+        """Note that reading stopped before all records were read."""
         self._count("unread", why)
 
     def _find(self, kind: str, record: ReadRecord, text: str) -> None:
@@ -111,7 +111,7 @@ def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Call
         bootstrap_servers: the addresses of the cluster.
         topic: the topic with its start offsets; reading ends at the current end offsets.
         proof: receives the records, and a finding if reading ends early.
-        progress: called with the number of records after each chunk; an exception from it ends the reading.
+        progress: called with the number of records after each chunk; if it raises an exception, reading stops.
 
     Raises:
         DemoError: the consumer failed.
@@ -136,7 +136,7 @@ def _read(
     heard = time.monotonic()
     while left:
         messages = consumer.consume(_CHUNK, timeout=_POLL)
-        # The last offset of a transaction is not a record, so only the consumer's EOF event shows the end.
+        # The last offset of a transaction does not belong to a record, so only the consumer's EOF event shows the end.
         left -= {number for message in messages if (number := _ended(message, ends)) is not None}
         records = [record_of(message) for message in messages if not _is_end(message)]
         proof.check(record for record in records if record.offset < ends[record.partition])

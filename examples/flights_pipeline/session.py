@@ -64,7 +64,7 @@ class Spark:
         self._thread = thread
 
     def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a function in that thread."""
+        """Run a function in the session's thread."""
         return asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ def _set_environment(directory: Path) -> None:
 
 @asynccontextmanager
 async def _session(master: str, directory: Path) -> AsyncIterator[Spark]:
-    # Not in the main thread, where PySpark would handle Ctrl-C itself.
+    # The session does not start in the main thread, where PySpark would handle Ctrl-C itself.
     with ThreadPoolExecutor(1, "spark") as thread:
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(thread, _start, master, directory)

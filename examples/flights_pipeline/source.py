@@ -1,4 +1,4 @@
-"""Prepares the CSV files of the data package for Spark: the flights unpacked, in several files for a stream.
+"""Prepares the CSV files of the data package for Spark: unpacks the flights, into several files for a stream.
 
 This module does not depend on Spark or Kafka."""
 
@@ -28,13 +28,13 @@ class Source(NamedTuple):
 
 
 def unpack(directory: Path, rows: int, files: int, progress: Callable[[int], None]) -> Source:
-    """Write the first `rows` flights to about `files` files, each with the line of column names.
+    """Write the first `rows` flights to about `files` files, each of which begins with the column names.
 
     Args:
         directory: an existing, empty directory.
         rows: the maximum number of flights.
         files: the approximate number of files, which a stream reads one after the other.
-        progress: called with the number of flights after each file; an exception from it ends the work.
+        progress: called with the number of flights after each file; if it raises an exception, the work stops.
 
     Raises:
         DemoError: the data package is not installed, or one of its files is missing.

@@ -196,7 +196,7 @@ def test_a_forked_child_can_only_use_its_own_producer(run, cluster, topic):
 
 
 @pytest.mark.promise(
-    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+    "Blocking producer", "the exit of the interpreter neither hangs nor silently loses records"
 )
 def test_the_end_of_the_interpreter_closes_with_a_warning_and_loses_nothing(run, cluster, topic):
     script = run(
@@ -218,7 +218,7 @@ def test_the_end_of_the_interpreter_closes_with_a_warning_and_loses_nothing(run,
 
 
 @pytest.mark.promise(
-    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+    "Blocking producer", "the exit of the interpreter neither hangs nor silently loses records"
 )
 def test_the_end_of_the_interpreter_waits_for_threads_that_still_send(run, cluster, topic):
     script = run(
@@ -244,7 +244,7 @@ def test_the_end_of_the_interpreter_waits_for_threads_that_still_send(run, clust
 
 
 @pytest.mark.promise(
-    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+    "Blocking producer", "the exit of the interpreter neither hangs nor silently loses records"
 )
 def test_the_end_of_the_interpreter_is_bounded_and_reports_lost_records(run, cluster, frozen):
     script = run(
@@ -277,7 +277,7 @@ def test_the_end_of_the_interpreter_is_bounded_and_reports_lost_records(run, clu
 
 
 @pytest.mark.promise(
-    "Blocking producer", "the end of the interpreter neither hangs nor loses records silently"
+    "Blocking producer", "the exit of the interpreter neither hangs nor silently loses records"
 )
 def test_a_child_of_multiprocessing_closes_at_its_end(run, cluster, topic):
     script = run(

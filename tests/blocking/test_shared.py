@@ -64,7 +64,7 @@ def test_settings_need_not_be_hashable(settings):
 
 
 @pytest.mark.promise(
-    "Blocking producer", "a shared producer is built once for each process, whatever thread asks first"
+    "Blocking producer", "a shared producer is built once for each process, whichever thread asks first"
 )
 def test_threads_that_call_at_the_same_time_get_the_same_producer(settings):
     for _ in range(5):
@@ -162,7 +162,7 @@ def test_a_log_handler_that_calls_it_while_a_producer_is_built_gets_an_error_ins
 # --------------------------------------------------------------------------------------------- processes
 
 
-@pytest.mark.promise("Blocking producer", "a forked child has shared producers of its own")
+@pytest.mark.promise("Blocking producer", "a forked child has its own shared producers")
 def test_a_forked_child_builds_its_own_and_the_parent_keeps_its(run, cluster, topic):
     script = run(
         """

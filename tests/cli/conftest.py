@@ -1,5 +1,5 @@
-"""Fixtures of the command line's tests. Each test starts a process with its own loop, so one
-kind of loop suffices here."""
+"""Fixtures for the tests of the command line. Each test starts a process with its own loop, so
+one kind of loop suffices here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def cluster() -> AsyncIterator[EmbeddedCluster]:
 
 @pytest.fixture(autouse=True)
 def _log_as_before() -> Iterator[None]:
-    """A command that runs in this process shows the library's log on its screen; undo that."""
+    """Restore the library's log after each test, since a command that runs in this process shows it on its screen."""
     log = logging.getLogger("aioproducer")
     before = log.level, log.propagate, log.handlers[:]
     yield

@@ -61,7 +61,8 @@ async def test_every_step_passes_up_to_an_acknowledged_record():
 
 
 @pytest.mark.promise(
-    "Command line", "`check` names advertised.listeners if a broker cannot be reached where it says"
+    "Command line",
+    "`check` names advertised.listeners if a broker cannot be reached at its advertised address",
 )
 async def test_an_advertised_address_that_cannot_be_resolved_or_reached_is_named():
     async with EmbeddedCluster(topics={"t": 1}) as cluster:

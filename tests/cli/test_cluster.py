@@ -32,7 +32,7 @@ async def test_it_serves_its_topics_until_a_signal(number):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["-t", "x:0"], "in NAME:PARTITIONS, PARTITIONS must be a number of at least 1"),
+        (["-t", "x:0"], "PARTITIONS in NAME:PARTITIONS must be a whole number, at least 1"),
         (["-t", "x", "-t", "x"], "--topic x is given twice"),
         (["--versions", "nonsense"], "nonsense"),
         (["--port", "65535", "--brokers", "2"], "needs ports up to 65536"),

@@ -1,4 +1,4 @@
-"""The steps about a topic; test_check.py has them against brokers."""
+"""The steps about a topic; test_check.py runs them against brokers."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_timestamp_is_milliseconds_or_iso_8601(value):
 
 def test_an_invalid_timestamp_or_partition_is_named():
     with pytest.raises(
-        ValueError, match="at='soon' is neither milliseconds since 1970 nor a time in ISO 8601"
+        ValueError, match="at='soon' is neither a number of milliseconds since 1970 nor an ISO 8601 time"
     ):
         to_timestamp("soon", "at")
     with pytest.raises(ValueError, match=r"p=1\.5 is not a partition number"):

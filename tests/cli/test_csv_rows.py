@@ -35,7 +35,7 @@ def test_an_empty_file_has_no_rows(tmp_path):
         (b"a,b\n1,2\n3\n", "line 3: 1 columns, but the header has 2"),
         (b'a\n1\n"x" y\n', "line 3: ',' expected after '\"'"),
         (b"a\n1\n\xff\n", "line 3: not UTF-8"),
-        (b"a,a\n1,2\n", "the header has the column 'a' twice"),
+        (b"a,a\n1,2\n", "the header contains the column 'a' twice"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, text, problem):

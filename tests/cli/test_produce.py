@@ -158,7 +158,7 @@ async def test_rate_limits_the_records_a_second(cluster):
 
 @pytest.mark.promise(
     "Command line",
-    "an input that breaks at row N: the rows before are delivered, and the report says how to continue",
+    "if the input breaks at row N, the rows before it are delivered, and the report says how to continue",
 )
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
@@ -214,7 +214,7 @@ async def test_a_file_that_becomes_unreadable_ends_the_run_without_reporting_suc
         ),
         (["--failed", "/no/such/dir/file"], "the directory does not exist or cannot be written"),
         (["-F", "missing.properties"], "there is no such file"),
-        (["-H", "x"], "-H x: a header is NAME=VALUE"),
+        (["-H", "x"], "-H x: a header must have the form NAME=VALUE"),
         (["--format", "csv", "--delimiter", "ab"], "--delimiter must be a single character"),
         (["--skip", "3"], "--skip 3: the input has only 2 rows"),
         (["--no-such-option"], "No such option"),
@@ -243,7 +243,8 @@ async def test_a_missing_column_is_named_with_the_most_similar_one(cluster, tmp_
 
 @pytest.mark.promise(
     "Command line",
-    "nothing is counted as delivered that was not acknowledged; exit code 1 or, if in doubt, 3",
+    "only acknowledged records count as delivered; if any failed, the exit code is 1, or 3 if any is in "
+    "doubt",
 )
 async def test_the_first_failed_record_ends_the_run_and_is_named(cluster):
     lines = [b"small", b"x" * 2_000_000, b"small"]
@@ -348,7 +349,7 @@ async def test_if_the_cluster_goes_away_only_records_in_its_log_are_counted(clus
 # --------------------------------------------------------------------------------------------------- transactions
 
 
-@pytest.mark.promise("Command line", "with `--transaction`, only what is committed counts as delivered")
+@pytest.mark.promise("Command line", "with `--transaction`, only committed records count as delivered")
 async def test_a_transaction_is_committed_whole(cluster):
     ended = await produce(
         cluster, "--transaction", "x", stdin=b"".join(b"%d\n" % number for number in range(25_000))

@@ -19,7 +19,7 @@ BRIEF = 20 * MS
 
 
 class NoExecutor(ThreadPoolExecutor):
-    """A default executor for the loop that fails a test which uses it."""
+    """A default executor for the loop that fails any test that uses it."""
 
     def submit(self, *_: object, **__: object) -> None:
         raise AssertionError("the default executor belongs to the application")

@@ -238,7 +238,7 @@ async def test_produce_13_names_topics_by_id(apache_kafka, topic, produced):
     assert [record.value for record in log[0]] == [b"v"]
 
 
-@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides support, for each release")
 async def test_kafka_3_9_gets_requests_of_its_newest_version(apache_kafka_39, topic, produced):
     await apache_kafka_39.create_topic(topic, partitions=6)
     servers = apache_kafka_39.bootstrap_servers

@@ -247,7 +247,7 @@ async def play_lost() -> None:
         await asyncio.sleep(8)
 
 
-@scenario("it stays unreachable", 5)
+@scenario("the broker stays unreachable", 5)
 async def play_unreachable() -> None:
     async with producing(brokers=1, topics={"orders": 1}, **SLOW) as (cluster, producer):
         await producer.send_and_wait("orders", b"v")
@@ -260,7 +260,7 @@ async def play_again() -> None:
     await play_lost()
 
 
-@scenario("start() waits", 2)
+@scenario("start() is waiting", 2)
 async def play_start() -> None:
     async with EmbeddedCluster(1) as cluster:
         cluster.freeze_broker(0)

@@ -95,7 +95,7 @@ async def play_unknown(look: Look) -> None:
         cluster.thaw_broker(0)
 
 
-@case("It cannot connect")
+@case("The producer cannot connect")
 async def play_unreachable(look: Look) -> None:
     async with EmbeddedCluster(1) as cluster:
         cluster.crash_broker(0)

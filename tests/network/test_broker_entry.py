@@ -47,7 +47,7 @@ def test_failed_setups_count_until_a_connection_is_established():
 
 
 class Vanishing(BrokerEntry):
-    """An entry whose connection or error disappears after the first read, as another thread may see it."""
+    """An entry whose connection or error disappears after the first read, as may happen to another thread."""
 
     __slots__ = ("first",)
     shown: str

@@ -95,9 +95,8 @@ async def test_ready_returns_false_starts_a_connection_and_wakes_the_sender_once
         assert not net.brokers.ready(0)
         assert not net.brokers.ready(0)
         now = asyncio.get_running_loop().time()
-        assert (
-            now < net.brokers.retry_at(0, now) <= now + TRY_ANOTHER_AFTER
-        )  # when the attempt has taken too long
+        # From the time of retry_at() on, the attempt has taken too long.
+        assert now < net.brokers.retry_at(0, now) <= now + TRY_ANOTHER_AFTER
 
         await asyncio.wait_for(net.wake.wait(), LONG)
         await net.become_ready(0)
@@ -652,7 +651,7 @@ async def test_brokers_in_back_off_are_tried_before_the_request_fails():
 async def test_a_request_times_out_if_no_broker_becomes_ready():
     async with ScriptedBroker(silent) as broker, Net(broker.address) as net:
         with pytest.raises(RequestTimedOutError, match="has not answered ApiVersions for") as caught:
-            await net.brokers.request_any(QUESTION, 500 * MS)  # time enough to connect
+            await net.brokers.request_any(QUESTION, 500 * MS)  # long enough to connect
 
     assert f"{broker.address}: the port accepted the connection" in str(caught.value)
     assert "does security_protocol match its listener?" in str(caught.value)
@@ -726,7 +725,7 @@ async def test_peers_that_are_not_kafka_brokers_are_hopeless():
         assert net.brokers.reachability.is_hopeless
 
 
-# The end
+# Closing
 
 
 @pytest.mark.promise("As a whole", "nothing is left after `close()`: no task, no socket, no reserved byte")

@@ -52,14 +52,14 @@ async def net_of(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, **sett
 
 
 class Broker:
-    """Serve the n-th connection with the n-th of `serves`; the last one also serves all later connections."""
+    """A broker that serves its n-th connection with the n-th of `serves`, and all later ones with the last."""
 
     def __init__(self, *serves: Serve) -> None:
         self.serves = list(serves)
         self.open = 0
         self.most_open = 0
         self.asked: list[list[ApiKey]] = []
-        """The requests that `hears` has read, by connection."""
+        """The requests that `hears` has read on each connection."""
 
     async def __call__(self, peer: Peer) -> None:
         self.open += 1
@@ -124,7 +124,7 @@ def test_each_broker_of_a_healthy_cluster_sees_one_connection():
 
     first, *others = simulate(main)
 
-    assert first in (1, 2)  # a bootstrap address, then a broker
+    assert first in (1, 2)  # it may be connected twice, as a bootstrap address and as a broker
     assert others == [1, 1]
 
 

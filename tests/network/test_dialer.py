@@ -36,7 +36,7 @@ def resolve(monkeypatch, *addresses: str) -> list[str]:
 
 
 def _patch_loop(monkeypatch, loop, name, function) -> None:
-    """Replace the loop, since uvloop's loop does not accept new attributes. Other attributes are passed on."""
+    """Replace the loop with an object that has this function and delegates the rest: uvloop's loop can't be patched."""
 
     class Loop:
         def __getattr__(self, attribute):

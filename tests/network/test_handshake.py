@@ -277,8 +277,8 @@ async def net_of(broker):
 
 @in_virtual_time
 async def test_features_are_learned_and_the_newest_version_is_used_again_if_only_an_intermediary_closed_connections():
-    """This happens behind a proxy whose broker was down. Otherwise four closed connections in a
-    row mean Azure Event Hubs."""
+    """A proxy closes connections in this way while its broker is down. If it is not a proxy, four closed connections
+    in a row mean Azure Event Hubs."""
     asked = []
 
     async def serve(peer: Peer) -> None:
@@ -338,7 +338,7 @@ async def test_a_broker_that_closes_the_connection_on_an_unknown_version_is_not_
 
 
 class Versions:
-    """Answers ApiVersions requests with the given responses, in order."""
+    """A peer that answers ApiVersions requests with the given responses, in order."""
 
     def __init__(self, *answers: ApiVersionsResponse) -> None:
         self._answers = list(answers)

@@ -13,7 +13,7 @@ from tests.support.scripted_broker import until
 
 
 class Question:
-    """A function that returns the future of another broker on each call, for `brokers` brokers."""
+    """A function that returns the future of another broker on each call, until it has asked `brokers` brokers."""
 
     def __init__(self, brokers: int) -> None:
         self._loop = asyncio.get_running_loop()

@@ -77,7 +77,8 @@ class Array(NamedTuple):
         return self.path[-1].most
 
     def exceeded(self, *, before: int) -> bytes:
-        """Encode a response whose array has one element too many; `before` is the number of structs before its own."""
+        """Encode a response whose array has one element too many, with `before` empty structs before each struct that
+        leads to it."""
         kind = self.path[-1].of
         structs = structs_of(self.response)
         items = [structs[kind]() if kind in structs else "x" if kind == "string" else 1] * (self.most + 1)

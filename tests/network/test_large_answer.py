@@ -50,7 +50,7 @@ def answer_about(port: int, names: list[str], partitions: int, epoch: int) -> Me
 
 
 class Teller(ScriptedBroker):
-    """Answers each request for topics with the next epoch. The frames are encoded in advance."""
+    """A broker that answers each request for topics with the next epoch. The frames are encoded in advance."""
 
     def __init__(self, topics: int, partitions: int, answers: int) -> None:
         super().__init__(self._tell)

@@ -44,14 +44,14 @@ Answer = Callable[["Teller", int, MetadataRequest], MetadataResponse | None]
 class Teller(ScriptedBroker):
     """A broker that answers Metadata requests with the result of `answer(teller, number of the request, request)`.
 
-    The requests before the end of the first update have number 0. None means no response."""
+    All requests during the first update have the number 0. If the result is None, the request gets no response."""
 
     def __init__(self, answer: Answer | None = None) -> None:
         super().__init__(self._tell)
         self._answer = answer or (lambda teller, _, request: self.all_of(request))
         self.requests: list[MetadataRequest] = []
         self.asked_at: list[float] = []
-        """The arrival of each request, in loop time."""
+        """The arrival time of each request, in loop time."""
         self.is_started = False
 
     @property
@@ -219,7 +219,7 @@ async def test_a_rejection_that_arrives_together_with_the_deadline_of_the_first_
     async with Net(f"{HOST}:{dead_port()}") as net:
         (entry,) = net.brokers._entries.values()
         entry.last_error = AuthenticationError("the broker rejects us")
-        # The task that sends the request has not run since.
+        # The task that sends the request has not run since the rejection.
         monkeypatch.setattr(net.metadata, "_refresh", asyncio.Event().wait)
 
         with pytest.raises(AuthenticationError, match="rejects us"):
@@ -534,7 +534,7 @@ async def test_continuous_requests_for_an_update_cause_no_request_storm():
             net.metadata.request_update()
             await asyncio.sleep(1 * MS)
 
-        # At least 40 ms, then doubling while the responses contain no news.
+        # The pauses start at 40 ms or more, and double while the responses contain no news.
         assert 1 <= len(teller.requests) <= 5
 
 
@@ -584,7 +584,7 @@ async def test_metadata_that_is_old_immediately_causes_no_request_storm():
     async with told_by(metadata_max_age_ms=1, retry_backoff_ms=50, retry_backoff_max_ms=200) as (_, teller):
         await asyncio.sleep(0.5)
 
-        # At least 40 ms, then doubling while the responses contain no news.
+        # The pauses start at 40 ms or more, and double while the responses contain no news.
         assert 1 <= len(teller.requests) <= 5
 
 

@@ -293,7 +293,7 @@ async def test_the_kernel_reports_an_error_once_and_that_error_is_raised(monkeyp
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
 
-        # This is the turn in which the peer closed: the error has not been read yet.
+        # The peer closed the connection in this turn of the loop, so the error has not been read yet.
         wire.write([b"a" * 100, b"b" * 100_000])
 
         with pytest.raises(ConnectionResetError):

@@ -1,4 +1,4 @@
-"""Exporters see each producer from its start on; when it is garbage-collected, its counters stay."""
+"""Exporters see each producer once it has started, and keep its counters after it is garbage-collected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def added(producers: Producers, *given: object) -> Measured:
 
 
 def total(name: str, client_id: str = "shop") -> object:
-    """The value of a metric over all producers of a client id, with topics added up; None if
+    """The value of a metric over all producers with this client id, with topics added up; None if
     there is no such producer."""
     found = BY_NAME[name].values(live.snapshots(), topics=False)
     values = [value for labels, value in found.items() if labels[0] == client_id]

@@ -11,7 +11,7 @@ from tests.conftest import in_virtual_time
 
 
 class Blocked:
-    """A loop with a watch, which can act as if it had been blocked."""
+    """A watched loop that can act as if it had been blocked."""
 
     def __init__(self, *, records_wait: bool = True) -> None:
         self._loop = asyncio.get_running_loop()

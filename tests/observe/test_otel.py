@@ -92,7 +92,7 @@ class Sdk:
 
     @property
     def metrics(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """Pairs of attributes and data point, by the metric's name."""
+        """The attributes and values of each data point, by the name of the metric."""
         data = self.reader.get_metrics_data()
         return {
             metric.name: [(dict(point.attributes), point) for point in metric.data.data_points]
@@ -232,7 +232,7 @@ class Cancelling(Raising):
 
 
 class NoText:
-    """An object that needs a serializer as a key, and whose text fails."""
+    """A key that needs a serializer, and whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
@@ -297,7 +297,7 @@ async def test_a_propagator_that_raises_leaves_the_users_headers_and_the_span(in
 
 
 class _OfVendor(TraceContextTextMapPropagator):
-    """A propagator of another kind, with its own header."""
+    """A vendor's propagator, with its own header."""
 
     def inject(self, carrier, context=None, setter=default_setter):
         setter.set(carrier, "vendor", str(trace.get_current_span(context).get_span_context().span_id))
@@ -332,7 +332,7 @@ def test_headers_are_written_by_the_configured_propagator(monkeypatch, propagato
 
 
 def test_the_default_propagator_is_recognized():
-    """Otherwise each record would cost more time."""
+    """If it were not, each record would take longer."""
     assert _is_w3c(propagate.get_global_textmap())
 
 
@@ -675,7 +675,7 @@ def test_durations_are_recorded_with_an_api_that_accepts_no_buckets():
     recorded: list[float] = []
 
     class Old(NoOpMeter):
-        """A meter as in opentelemetry-api before 1.30."""
+        """A meter like that of opentelemetry-api before 1.30."""
 
         def create_histogram(self, name: str, unit: str = "", description: str = "") -> Any:
             return self

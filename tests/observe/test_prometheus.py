@@ -53,7 +53,7 @@ def promtool() -> str:
 
 
 def samples(text: str, client_id: str) -> Samples:
-    """Return the samples of one producer, by name and their other labels."""
+    """Return the samples of one producer, keyed by their names and their labels other than client_id."""
     return {
         (sample.name, frozenset((set(sample.labels.items())) - {("client_id", client_id)})): sample.value
         for family in text_string_to_metric_families(text)

@@ -1,4 +1,4 @@
-"""Log lines about batches that are sent again: the first line of each kind, a count every 10 s, and the end."""
+"""Log lines about batches that are sent again: the first line of each kind, a count every 10 s, and a last line."""
 
 from __future__ import annotations
 

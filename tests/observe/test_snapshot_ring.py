@@ -17,7 +17,7 @@ from tests.conftest import in_virtual_time
 
 
 class Counting:
-    """A ring of snapshots whose number of batches is the time that has passed in the loop."""
+    """A ring whose snapshots count one batch for each second that has passed in the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

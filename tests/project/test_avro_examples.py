@@ -90,9 +90,8 @@ async def test_an_order_becomes_an_invoice_in_the_same_trace():
                 app.router.lifespan_context(app),
                 httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
             ):
-                before = acked(
-                    await client.get("/metrics/")
-                )  # by producers of earlier tests, which have ended
+                # Producers of earlier tests, which have ended, are counted too.
+                before = acked(await client.get("/metrics/"))
                 answers = [await client.post("/orders", json=order) for order in ORDERS]
                 count_acked = acked(await client.get("/metrics/")) - before
             spans = list(exporter.get_finished_spans())

@@ -329,7 +329,7 @@ def test_every_section_of_the_plan_has_a_table():
 @pytest.mark.promise(
     "Speed",
     "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
-    "replaces the stored one, and no text written by hand",
+    "replaces the stored one, and text written by hand is kept",
 )
 def test_a_run_is_written_as_json_tables_and_plots(tmp_path):
     document = tmp_path / "RESULTS.md"
@@ -369,7 +369,7 @@ def test_plots_without_figures_are_not_drawn(tmp_path):
 @pytest.mark.promise(
     "Speed",
     "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
-    "replaces the stored one, and no text written by hand",
+    "replaces the stored one, and text written by hand is kept",
 )
 @pytest.mark.usefixtures("no_plots")
 def test_remarks_written_by_hand_stay_when_a_run_is_written(tmp_path, monkeypatch):
@@ -416,7 +416,7 @@ def no_plots(monkeypatch) -> None:
 @pytest.mark.promise(
     "Speed",
     "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
-    "replaces the stored one, and no text written by hand",
+    "replaces the stored one, and text written by hand is kept",
 )
 @pytest.mark.parametrize(
     ("changes", "whole"), [({}, True), ({"interrupted": True}, False), ({"narrowed": True}, False)]

@@ -55,7 +55,7 @@ COMPILED = (FRANZ_GO, LIBRDKAFKA, JAVA)
 
 @pytest.mark.promise(
     "Speed",
-    "the benchmarks' acknowledging broker runs in another process, takes any topics and partitions, and "
+    "the benchmarks' acknowledging broker runs in another process, accepts any topics and partitions, and "
     "counts records per partition",
 )
 async def test_the_acknowledging_broker_counts_the_records_of_each_partition():
@@ -98,7 +98,7 @@ async def test_the_acknowledging_broker_speaks_the_versions_of_a_real_one():
 
 @pytest.mark.promise(
     "Speed",
-    "the benchmarks' large cluster rejects what is sent to a former leader, and takes each record once",
+    "the benchmarks' large cluster rejects records sent to a former leader, and accepts each record once",
 )
 async def test_the_large_cluster_moves_its_leaders_and_loses_no_record(monkeypatch):
     counts = []
@@ -182,7 +182,7 @@ def test_without_uvloop_the_clients_run_on_asyncios_loop():
     assert "lag_p99_ms" in json.loads(found.stdout)
 
 
-@pytest.mark.promise("Speed", "`send_many` is measured beside a bare stream that writes as many bytes")
+@pytest.mark.promise("Speed", "`send_many` is compared with a bare stream that writes as many bytes")
 @pytest.mark.parametrize("arrow", [False, True])
 def test_columns_are_measured_with_a_broker_and_without(arrow):
     for kind in ("columns", "encoding"):
@@ -193,7 +193,7 @@ def test_columns_are_measured_with_a_broker_and_without(arrow):
         assert result["sent"] == (200_000 if kind == "columns" else 0)
 
 
-@pytest.mark.promise("Speed", "`send_many` is measured beside a bare stream that writes as many bytes")
+@pytest.mark.promise("Speed", "`send_many` is compared with a bare stream that writes as many bytes")
 def test_the_bare_stream_writes_as_many_bytes_as_the_records_have():
     counted = []
 
@@ -267,11 +267,13 @@ async def test_the_bare_loop_counts_no_record_that_the_broker_rejects(kafka_clus
 IN_SERVICES = [OURS, AIOKAFKA, CALLBACK]
 
 
-@pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
+@pytest.mark.promise(
+    "Speed", "the cost of what services add to records is compared with aiokafka and confluent-kafka"
+)
 @pytest.mark.parametrize("client", IN_SERVICES)
 @pytest.mark.parametrize("work", services.WORKS)
 def test_the_cost_of_services_is_measured_with_the_users_own_function(client, work):
-    # A difference of two figures; ours are small, so they need more records: nine rounds.
+    # The cost is the difference of two figures. Ours are small, so they need more records: nine rounds.
     count = 180_000 if client == OURS and not services.WORKS[work].sampler else 4000
     job = Job("services", client, records=count, warm_up=count, work=work)
     result = run(Cell("services", work, client, job, 1))
@@ -287,7 +289,7 @@ def test_the_cost_of_services_is_measured_with_the_users_own_function(client, wo
     if work in (services.JSON, services.AVRO) or (work, client) == (
         services.HEADER,
         OURS,
-    ):  # the others cost less than so short a run can tell
+    ):  # the others cost too little for so short a run to measure
         assert result["own_us"] > 0
 
 
@@ -304,7 +306,9 @@ def test_a_busy_machine_makes_neither_the_client_nor_the_users_own_function_dear
     assert result["sent"] == 1 + 16 * job.window
 
 
-@pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
+@pytest.mark.promise(
+    "Speed", "the cost of what services add to records is compared with aiokafka and confluent-kafka"
+)
 @pytest.mark.parametrize("work", services.WORKS)
 async def test_every_client_sends_the_same_values_and_headers(kafka_cluster, work):
     sent = {}
@@ -360,7 +364,9 @@ async def test_metrics_are_read_while_aioproducer_is_measured(monkeypatch):
     assert services.librdkafka_metrics(replace(job, work=services.JSON)) == {}
 
 
-@pytest.mark.promise("Speed", "what services add to records is measured beside aiokafka and confluent-kafka")
+@pytest.mark.promise(
+    "Speed", "the cost of what services add to records is compared with aiokafka and confluent-kafka"
+)
 @pytest.mark.apache
 def test_the_loop_of_every_client_writes_each_record_once_with_its_trace():
     with runner.Targets() as targets:
@@ -402,7 +408,7 @@ def test_a_loop_that_loses_a_record_is_not_measured(monkeypatch):
     log.count, log.headers = 4, ("traceparent",)
     assert runner.transformed(job, log) == {"sent": 4, "source": "in"}
     log.count = 3
-    with pytest.raises(runner.MeasurementError, match="does not have each of 4 records once"):
+    with pytest.raises(runner.MeasurementError, match="does not contain each of the 4 records once"):
         runner.transformed(job, log)
     log.count, log.headers = 4, ()
     with pytest.raises(runner.MeasurementError, match=r"with the headers \('traceparent',\)"):
@@ -484,7 +490,7 @@ def test_a_measurement_that_the_broker_did_not_count_fails(monkeypatch):
     monkeypatch.setattr(runner, "result_of", lambda process: process.communicate() and {"sent": 5})
     job = Job("closed_loop", OURS, records=10, partitions=1)
 
-    with pytest.raises(runner.MeasurementError, match="counted 10 records of 5 sent"):
+    with pytest.raises(runner.MeasurementError, match="counted 10 records, but 5 were sent"):
         run(Cell("closed loop", "small", OURS, job, 1))
 
 
@@ -540,7 +546,7 @@ def test_the_size_of_a_log_is_read_while_other_topics_are_deleted(tmp_path, monk
 @pytest.mark.promise(
     "Speed",
     "a run is written as JSON, tables and plots; Ctrl-C keeps what was measured; only a whole run "
-    "replaces the stored one, and no text written by hand",
+    "replaces the stored one, and text written by hand is kept",
 )
 def test_ctrl_c_keeps_what_was_measured():
     done = []
@@ -569,7 +575,9 @@ def test_no_process_outlives_a_measurement_that_is_interrupted():
 # ---------------------------------------------------------------------------------------------- read back
 
 
-@pytest.mark.promise("Speed", "the benchmarks read a real Kafka back: every value as often as it was sent")
+@pytest.mark.promise(
+    "Speed", "the benchmarks read every value back from a real Kafka, as often as it was sent"
+)
 @pytest.mark.apache
 def test_a_real_kafka_is_read_back_and_counted():
     job = Job("pipelined", OURS, records=20_000, warm_up=10_000, compression="lz4", partitions=3)
@@ -578,11 +586,16 @@ def test_a_real_kafka_is_read_back_and_counted():
     with runner.Targets() as targets:
         assert runner.run(cell, targets)["cpu_us"] > 0
         kafka = targets.real()
-        with kafka.topic(1) as topic, pytest.raises(real_kafka.ReadBackError, match="0 records of 5 sent"):
+        with (
+            kafka.topic(1) as topic,
+            pytest.raises(real_kafka.ReadBackError, match="0 records, but 5 were sent"),
+        ):
             kafka.check(replace(job, partitions=1, topic=topic), 5)
 
 
-@pytest.mark.promise("Speed", "the benchmarks read a real Kafka back: every value as often as it was sent")
+@pytest.mark.promise(
+    "Speed", "the benchmarks read every value back from a real Kafka, as often as it was sent"
+)
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
@@ -812,7 +825,7 @@ def test_a_gather_that_costs_more_than_its_goal_is_a_failure(more, status, monke
     monkeypatch.setattr(sys, "argv", ["gathering.py", "--rounds", "1", "--window", "10"])
 
     assert gathering.main() == status
-    assert f"{more:+.2f} times its row" in capsys.readouterr().out
+    assert f"{more:+.2f} times that row" in capsys.readouterr().out
 
 
 def test_the_interval_of_a_median_is_that_of_its_ranks():

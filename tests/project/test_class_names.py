@@ -1,4 +1,4 @@
-"""Each class of the package has a name of its own, so a name in a traceback, a log or a search is one class."""
+"""Each class of the package has a unique name, so a name in a traceback, a log or a search means only one class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tests.project.test_layering import PACKAGE
 
 COMPILED = (".pyi", ".pyx", ".pxi")
-"""The files of a compiled module. A class in several of them is one class."""
+"""The files of a compiled module. A class that is in several of them counts as one class."""
 
 BLOCKING = "public: aioproducer.blocking has the names of aioproducer"
 AIOKAFKA = "public: aiokafka's name in aioproducer.compat.aiokafka"

@@ -1,4 +1,4 @@
-"""examples/flights_demo.py as a user runs it, and its proof, which is given planted corruption."""
+"""examples/flights_demo.py as a user runs it, and its proof, which must find planted corruption."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_flights_sent_to_a_real_kafka_are_verified(apache_kafka):
     assert "stays in your cluster" in out
 
 
-@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: a real Apache Kafka that the demo starts and ends")
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Apache Kafka")
 @pytest.mark.apache
 def test_the_demo_starts_a_real_kafka_by_itself_and_ends_it():
     with running_demo("--limit", "3000", "--kafka", "apache") as demo:
@@ -213,7 +213,7 @@ def test_ctrl_c_during_a_run_still_reports_and_leaves_no_process():
     table = table_of(out)
     assert status == 130, err
     assert number(table["records"]) + number(table["not sent"]) == 200_000
-    assert "interrupted before it" in table["read back"]
+    assert "interrupted before reading back" in table["read back"]
     assert len(children) == 1
     assert not is_alive(children[0])
 
@@ -297,11 +297,11 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text):
     assert text in err
 
 
-# ------------------------------------------------------------------------------------- against a cluster of the test
+# --------------------------------------------------------------------------------------- against the test's own cluster
 
 
 async def run_here(cluster: EmbeddedCluster, *arguments: str) -> int:
-    """Run the demo in this process, as for a cluster of the user."""
+    """Run the demo in this process, against a cluster as if it were the user's own."""
     options = flights_demo.arguments(
         ["--kafka", cluster.bootstrap_servers, "--limit", "3000", "--topic", "flights", *arguments]
     )
@@ -320,7 +320,7 @@ async def test_a_topic_may_be_used_again_from_its_end_on(kafka_cluster, capsys):
 
 
 async def test_the_demo_restores_the_signal_handlers(kafka_cluster):
-    """uvloop does not restore them: SIGTERM could no longer end the process that ran the demo."""
+    """uvloop does not restore them by itself, so SIGTERM could no longer end the process that ran the demo."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
 

@@ -74,8 +74,8 @@ print([module.name for module in pkgutil.iter_modules() if module.name.startswit
 
 @pytest.mark.promise("Spark", "an editable install registers the data source, too")
 def test_an_editable_install_lists_the_module_that_spark_looks_for(tmp_path):
-    """An install with a finder could import the module, but not list it. Without setup.py,
-    this test compiles nothing."""
+    """An install with a finder could import the module, but not list it. This test leaves out setup.py,
+    so it compiles nothing."""
     project, wheels, installed = (tmp_path / name for name in ("project", "wheels", "installed"))
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     for package in settings["packages"]:

@@ -34,7 +34,7 @@ def run_page(path, command="run"):
     try:
         told, _ = runner.communicate(timeout=180_000 * MS)
     except BaseException:
-        os.killpg(runner.pid, signal.SIGKILL)  # also the tests and brokers that the page started
+        os.killpg(runner.pid, signal.SIGKILL)  # including the tests and brokers that the page started
         runner.communicate()
         raise
     return runner.returncode, told
@@ -162,7 +162,7 @@ def test_a_client_that_blocks_does_not_stop_the_cluster(page):
         ("~~~ini\nnothing\n~~~\n", "in the block at"),
         ("~~~properties\nlinger.ms 5\n~~~\n", "no property: linger.ms 5"),
         ("~~~json\n{\n~~~\n", "in the block at"),
-        ("~~~pyhton\nx = 1\n~~~\n", "nobody knows how to check a block of 'pyhton'"),
+        ("~~~pyhton\nx = 1\n~~~\n", "there is no check for a block of 'pyhton'"),
         ("~~~python\nx = 1\n", "never closed"),
         ("~~~python\ndef test_it():\n    assert 1 == 2\n~~~\n", "assert 1 == 2"),
         ("~~~python\n# app.py\nimport nothing_of_that_name\n~~~\n", "nothing_of_that_name"),

@@ -585,8 +585,8 @@ async def test_the_same_code_has_the_same_effect_with_both_clients():
             for way in ("aiokafka", "aioproducer", "anew")
         ]
         assert logs[0] == logs[1]
-        # The last way sends all records first and waits later: the same records, with those
-        # of each customer in order.
+        # The last way sends all records before it waits for any: the records are the same, and
+        # those of each customer are in order.
         assert logs[0] == logs[2]
 
 

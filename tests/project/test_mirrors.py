@@ -1,5 +1,5 @@
-"""Each module of the package has a test file of its name in the room of its name, and a test there asserts
-something about the module."""
+"""Each module of the package has a test file with the same name in the room with the same name, and a test in that file
+asserts something about the module."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""examples/flights_pipeline as a user runs it, on local[2] and on a cluster; its proof, which is
-given planted corruption."""
+"""examples/flights_pipeline as a user runs it, on local[2] and on a cluster; its proof, which
+must find planted corruption."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def descendants_of(pid: int) -> dict[int, str]:
 
 
 def still_there(processes: dict[int, str]) -> list[str]:
-    """Return the commands of those that still run. A zombie does not count: its parent has not
-    yet collected its status."""
+    """Return the commands of those that are still running. A zombie does not count: its parent has
+    not yet collected its status."""
     lines = subprocess.run(
         ["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -129,8 +129,8 @@ def still_there(processes: dict[int, str]) -> list[str]:
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
-    "proves them against plain Python",
+    "`make pipeline` sends the flights through Spark, as a batch and as an exactly-once stream, and "
+    "checks the results against plain Python",
 )
 @slow
 def test_the_pipeline_is_verified_and_an_extra_or_changed_record_is_found(capsys):
@@ -185,7 +185,8 @@ def test_the_pipeline_is_verified_and_an_extra_or_changed_record_is_found(capsys
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
+    "`SPARK=cluster`: the pipeline starts and stops a master and two workers, with any Java from 17 on, "
+    "or pip's",
 )
 @slow
 def test_a_cluster_of_master_and_workers_runs_it_with_pips_java_and_leaves_no_process(tmp_path):
@@ -209,8 +210,8 @@ def test_a_cluster_of_master_and_workers_runs_it_with_pips_java_and_leaves_no_pr
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
-    "leaves no transaction open",
+    "Ctrl-C stops the pipeline, even while Spark is starting or before the first task, prints the report, "
+    "and leaves no transaction open",
 )
 @slow
 def test_ctrl_c_ends_the_stream_reports_what_is_committed_and_leaves_nothing_open():
@@ -246,8 +247,8 @@ def log_ends(address: str, topic: str) -> tuple[int, ...]:
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
-    "leaves no transaction open",
+    "Ctrl-C stops the pipeline, even while Spark is starting or before the first task, prints the report, "
+    "and leaves no transaction open",
 )
 async def test_a_job_that_spark_begins_after_ctrl_c_is_stopped():
     interrupt, calls = Interrupt(), 0
@@ -268,8 +269,8 @@ async def test_a_job_that_spark_begins_after_ctrl_c_is_stopped():
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
-    "leaves no transaction open",
+    "Ctrl-C stops the pipeline, even while Spark is starting or before the first task, prints the report, "
+    "and leaves no transaction open",
 )
 async def test_a_second_ctrl_c_does_not_wait_for_the_job_whose_error_is_then_not_reported():
     interrupt = Interrupt()
@@ -294,8 +295,8 @@ async def test_a_second_ctrl_c_does_not_wait_for_the_job_whose_error_is_then_not
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "Ctrl-C stops the pipeline, also while Spark starts or before the first task, prints the report, and "
-    "leaves no transaction open",
+    "Ctrl-C stops the pipeline, even while Spark is starting or before the first task, prints the report, "
+    "and leaves no transaction open",
 )
 def test_ctrl_c_while_spark_starts_kills_the_starting_java_process(monkeypatch, tmp_path, caplog):
     begun = threading.Event()
@@ -339,8 +340,8 @@ def test_arguments_that_make_no_sense_are_refused(arguments, text, capsys):
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
-    "proves them against plain Python",
+    "`make pipeline` sends the flights through Spark, as a batch and as an exactly-once stream, and "
+    "checks the results against plain Python",
 )
 def test_by_default_it_runs_locally_on_an_embedded_cluster_with_its_own_topics():
     options = pipeline.arguments([])
@@ -351,7 +352,8 @@ def test_by_default_it_runs_locally_on_an_embedded_cluster_with_its_own_topics()
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
+    "`SPARK=cluster`: the pipeline starts and stops a master and two workers, with any Java from 17 on, "
+    "or pip's",
 )
 @pytest.mark.parametrize(
     ("settings", "words"),
@@ -372,8 +374,8 @@ def test_make_pipeline_takes_the_clusters(settings, words):
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
-    "proves them against plain Python",
+    "`make pipeline` sends the flights through Spark, as a batch and as an exactly-once stream, and "
+    "checks the results against plain Python",
 )
 def test_plain_python_counts_each_flight_of_the_year_in_each_aggregate():
     expected = compute(FLIGHTS, lambda _: None)
@@ -413,7 +415,8 @@ def test_all_rows_are_in_the_files_of_a_stream_and_the_first_file_is_the_oldest(
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`SPARK=cluster`: the pipeline starts and ends a master and two workers, with any Java from 17, or pip's",
+    "`SPARK=cluster`: the pipeline starts and stops a master and two workers, with any Java from 17 on, "
+    "or pip's",
 )
 def test_the_first_java_that_is_new_enough_is_used_and_otherwise_that_of_pip(monkeypatch, tmp_path):
     def made(name: str, version: str) -> Path:
@@ -511,8 +514,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[list[ReadRecord]], list[ReadRecord]], dic
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "`make pipeline` takes the flights through Spark, as a batch and as an exactly-once stream, and "
-    "proves them against plain Python",
+    "`make pipeline` sends the flights through Spark, as a batch and as an exactly-once stream, and "
+    "checks the results against plain Python",
 )
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 def test_the_proof_of_the_pipeline_finds_each_corruption(corruption):

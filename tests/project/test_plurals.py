@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "sending/produce_results.py": "a partition, or several",
     "settings/contradictions.py": "a limit, which is 5",
 }
-"""The files in which a fixed plural is right, with the reason or the counted thing."""
+"""The files in which a fixed plural is right, each with the reason or with the things that are counted."""
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:

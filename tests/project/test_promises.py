@@ -193,7 +193,7 @@ installed = functools.cache(importlib.metadata.packages_distributions)
 
 
 SHARED_NAMES = {"azure": "azure-identity", "backports": "backports.zstd", "google": "google-auth"}
-"""Namespace packages shared by many distributions, each with the distribution of which we import a module."""
+"""Namespace packages shared by many distributions, each with the distribution from which we import a module."""
 
 
 def distributions(modules: set[str]) -> set[str]:
@@ -232,7 +232,7 @@ def imports_of(nodes: Iterable[ast.AST]) -> set[str]:
 def commands_of(target: str, *settings: str) -> str:
     """Return the commands that make would run on a fresh machine."""
     command = ["make", "--dry-run", "--always-make", "--no-print-directory", target, *settings]
-    # Without the variables of a make that runs this test.
+    # Without the variables of the make process that may be running this test.
     inherited = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "KAFKA", "SPARK", "ARGS", "PYTHON"}
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     return subprocess.run(
@@ -240,7 +240,7 @@ def commands_of(target: str, *settings: str) -> str:
     ).stdout
 
 
-@pytest.mark.promise("Demo and pipeline", "`make demo` and `make test` set up all that they need")
+@pytest.mark.promise("Demo and pipeline", "`make demo` and `make test` set up everything they need")
 @pytest.mark.promise(
     "As a whole", "`make demo`, `make test`, `make check` and `make bench` work on a fresh checkout"
 )
@@ -256,7 +256,7 @@ def test_every_command_sets_up_what_it_needs(target):
 @pytest.mark.promise(
     "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
 )
-@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: a real Apache Kafka that the demo starts and ends")
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Apache Kafka")
 @pytest.mark.parametrize("kafka", ["", "apache", "somewhere:9092"])
 def test_make_demo_takes_the_cluster(kafka):
     commands = commands_of("demo", *([f"KAFKA={kafka}"] if kafka else []))
@@ -266,7 +266,7 @@ def test_make_demo_takes_the_cluster(kafka):
 
 @pytest.mark.promise(
     "Packaging",
-    "an sdist and a wheel are built; the wheel is tried in an environment that contains nothing else",
+    "an sdist and a wheel are built; the wheel is tested in an environment that contains nothing else",
 )
 def test_make_wheel_tries_the_wheel_in_an_empty_environment():
     *_, build, environment, install, check = commands_of("wheel").splitlines()
@@ -291,7 +291,7 @@ def test_make_test_and_test_all_run_each_test_once_and_one_room_on_demand():
     assert "tests/records" not in commands_of("test")
 
 
-@pytest.mark.promise("Packaging", "CI runs the checks, the wheel, the demo, the tests")
+@pytest.mark.promise("Packaging", "CI runs the checks, the wheel, the demo and the tests")
 @pytest.mark.promise(
     "As a whole", "`make demo`, `make test`, `make check` and `make bench` work on a fresh checkout"
 )
@@ -398,7 +398,7 @@ def test_the_changelog_begins_with_the_installed_version():
     assert newest == PROJECT["project"]["version"] == importlib.metadata.version("aioproducer")
 
 
-@pytest.mark.promise("As a whole", "unit tests run under asyncio and uvloop, warnings are errors")
+@pytest.mark.promise("As a whole", "unit tests run under asyncio and uvloop, and warnings are errors")
 def test_unit_tests_run_on_both_loops_with_warnings_as_errors(request):
     item = SimpleNamespace(get_closest_marker=lambda name: None)
 
@@ -434,7 +434,7 @@ async def test_the_demo_shows_a_bar_with_rates_and_requests_in_flight(kafka_clus
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a process of their own",
+    "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a separate process",
 )
 @pytest.mark.promise(
     "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
@@ -448,7 +448,7 @@ def test_each_run_of_the_demo_has_its_own_topic_with_twelve_partitions():
 
 @pytest.mark.promise(
     "Demo and pipeline",
-    "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a process of their own",
+    "the demo's topic has 12 partitions; its embedded cluster has 3 brokers in a separate process",
 )
 async def test_the_demos_embedded_cluster_has_three_brokers_in_a_separate_process():
     async with clusters.running("embedded", None) as kafka:
@@ -462,7 +462,7 @@ async def test_the_demos_embedded_cluster_has_three_brokers_in_a_separate_proces
             await RawClient(address).__aenter__()
 
 
-@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: a real Apache Kafka that the demo starts and ends")
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Apache Kafka")
 async def test_the_demo_starts_a_real_kafka_and_ends_it(monkeypatch):
     events = []
 
@@ -549,7 +549,7 @@ OURS = {
 
 
 @pytest.mark.promise(
-    "Protocol", "every request that a producer needs, at every version from Kafka 2.1 to 4.3"
+    "Protocol", "every request that a producer needs is implemented, at every version from Kafka 2.1 to 4.3"
 )
 def test_every_request_of_a_producer_has_a_version_for_kafka_2_1_to_4_3():
     assert {name: CLIENT_VERSIONS[ApiKey[name]] for name in OURS} == OURS
@@ -568,7 +568,7 @@ def test_every_request_of_a_producer_has_a_version_for_kafka_2_1_to_4_3():
 SUPPORTED = list(itertools.dropwhile(lambda release: release != "2.1", RELEASES))
 
 
-@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides support, for each release")
 def test_releases_from_2_1_on_need_every_version_of_produce():
     newest = {release_named(release).versions[ApiKey.PRODUCE].max for release in SUPPORTED}
 
@@ -576,7 +576,7 @@ def test_releases_from_2_1_on_need_every_version_of_produce():
     assert SUPPORTED[-1] == "4.3"
 
 
-@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides support, for each release")
 @pytest.mark.promise("Protocol", "ApiVersions 0-4 are supported, with the downgrade")
 @pytest.mark.parametrize("release", SUPPORTED)
 async def test_each_request_is_sent_in_the_newest_common_version(release):
@@ -652,7 +652,7 @@ async def test_if_a_leader_hangs_at_the_first_connect_another_broker_is_asked_fo
     "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
 )
 @pytest.mark.promise(
-    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+    "KIPs", "KIP-794: uniform and adaptive sticky partitions, avoiding brokers that accept nothing"
 )
 async def test_records_without_a_key_avoid_a_broker_that_accepts_nothing():
     settings = {"batch_size": 300, "partitioner_availability_timeout_ms": 20}

@@ -200,7 +200,7 @@ LOADING = {
     "use": ["href", "xlink:href"],
     "form": ["action"],
 }
-"""The attributes with addresses that a browser loads."""
+"""The attributes of each element whose addresses a browser loads."""
 LINKS = {
     "stylesheet",
     "icon",
@@ -218,7 +218,7 @@ ASKS_A_HOST = 'data-md-component="source"'
 
 
 class Loads(HTMLParser):
-    """Return the addresses on other hosts that a browser loads when it shows a page."""
+    """Finds the addresses on other hosts that a browser loads when it shows a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -13,12 +13,12 @@ import pytest
 from tests.project.test_layering import modules
 
 LONGEST_FILE = 600
-"""The limit for the lines of a file."""
+"""The limit for the number of lines in a file."""
 LONGEST_FUNCTION = 60
-"""The limit for the lines of a function, from `def` to its end. The lines that declare keyword-only parameters do not
-count: the constructor of a public class and the commands of the program declare a setting in each."""
+"""The limit for the number of lines in a function, including the `def`. The lines that declare keyword-only parameters
+do not count: in the constructor of a public class and in the commands of the program, each of them is a setting."""
 MOST_PARAMETERS = 8
-"""The limit for the parameters of a constructor, without `self`. Keyword-only parameters of a class
+"""The limit for the number of parameters of a constructor, without `self`. Keyword-only parameters of a class
 without a leading underscore do not count: they are its settings. Dataclasses and NamedTuples have
 no explicit constructor."""
 

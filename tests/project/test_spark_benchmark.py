@@ -332,7 +332,7 @@ def test_a_changed_broker_is_detected(monkeypatch, tmp_path):
     other.write_text(target.BROKER.read_text().replace(target.LAST_API, ""))
     monkeypatch.setattr(target, "BROKER", other)
 
-    with pytest.raises(RuntimeError, match="no longer has such a line"):
+    with pytest.raises(RuntimeError, match="no longer contains this line"):
         target.source()
 
 
@@ -369,13 +369,13 @@ def test_a_missing_row_is_a_failure():
     enough, short = FakeTarget(cell.sent), FakeTarget(cell.sent - 1)
 
     assert bench.run(FakeStage(), enough, cell)["counted"] == 6000 + plan.WARM_ROWS
-    with pytest.raises(bench.MeasurementError, match="counted 9,999 rows of 10,000 sent"):
+    with pytest.raises(bench.MeasurementError, match="counted 9,999 rows, but 10,000 were sent"):
         bench.run(FakeStage(), short, cell)
     assert short.dropped == ["t1"]
 
 
 def test_a_sink_that_writes_nothing_must_not_write_a_row():
-    with pytest.raises(bench.MeasurementError, match="counted 1 rows of 0 sent"):
+    with pytest.raises(bench.MeasurementError, match="counted 1 rows, but 0 were sent"):
         bench.run(FakeStage(), FakeTarget(1), Cell(BATCH, NOOP, 6000))
 
 

@@ -366,7 +366,7 @@ def test_other_threads_run_while_a_batch_is_compressed(codec, level):
     compress = compressor(codec, level)
     data = SAMPLES["noise"] * 40
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # a thread that keeps the GIL then keeps it until it has finished
+    sys.setswitchinterval(1000)  # a thread that does not release the GIL then keeps it until it has finished
 
     def runs_at_the_same_time():
         started = threading.Event()

@@ -136,7 +136,7 @@ Scene = Callable[[], list[Row]]
 
 
 def scenes(cell: Cell) -> dict[str, tuple[Scene, Row]]:
-    """Return the scenes that play the cell, by name, each with the expected row."""
+    """Return the scenes that play the cell, by name, each with its expected row."""
     found: dict[str, tuple[Scene, Row]] = {}
     row = DECIDED.get(cell, cell.row)
     if isinstance(cell.what, Failure):

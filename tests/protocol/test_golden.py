@@ -1,4 +1,5 @@
-"""Every declared message in every version, compared with frames of Kafka's own serializers (tests/protocol/golden)."""
+"""Every declared message in every version, compared with frames from Kafka's own serializers
+(tests/protocol/golden)."""
 
 import base64
 import json

@@ -45,7 +45,8 @@ def decoded(case, frame):
 
 
 def decoded_or_refused(case, frame):
-    """Decode a frame; any other error fails the test. The header of a mutated request may name another version."""
+    """Decode a frame, which may fail only with a ProtocolError, or with an UnsupportedVersionError if the header of a
+    mutated request names another version."""
     try:
         decoded(case, frame)
     except (ProtocolError, UnsupportedVersionError):
@@ -184,7 +185,7 @@ def test_tagged_field_may_be_absent_or_unknown():
         ("01 00 02 01 00", "tagged field 0 stops at"),
         ("01 00 00 01", "tagged field 0 stops at"),
         ("01 07 05 abcd", "a tagged field of length 5"),
-        ("ffffffff0f", "a count of tagged fields of 4294967295"),
+        ("ffffffff0f", "a tagged field count of 4294967295"),
         ("8080808080808001", "longer than 5 bytes"),
     ],
 )

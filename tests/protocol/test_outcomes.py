@@ -716,7 +716,7 @@ READ_COMPILED = {
 
 
 def source_files(*patterns: str) -> list[Path]:
-    """Return the package's files without the table and without the brokers for tests."""
+    """Return the package's source files, except the table and the brokers for tests."""
     files = [path for pattern in patterns for path in PACKAGE.rglob(pattern)]
     return sorted(
         path for path in files if path.name != "outcomes.py" and path.parts[len(PACKAGE.parts)] != "testing"

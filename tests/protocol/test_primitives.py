@@ -311,7 +311,7 @@ def test_duplicate_tag_is_refused():
 
 
 def test_a_count_of_tags_that_exceeds_the_frame_is_rejected():
-    with pytest.raises(ProtocolError, match="a count of tagged fields of 4294967295"):
+    with pytest.raises(ProtocolError, match="a tagged field count of 4294967295"):
         skip_tags(b"\xff\xff\xff\xff\x0f" + bytes(100), 0)
 
 

@@ -1,4 +1,5 @@
-"""A Produce request that consists of batches, and its responses: plain success, and all others as declared."""
+"""A Produce request that consists of batches, and its responses: the compiled decoding of plain success, and the
+declared decoding of all others."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ async def test_batches_of_a_dropped_topic_are_sent_when_the_metadata_names_it_ag
 
 
 def two_topics(**settings: object) -> Bench:
-    """A bench with a batch for each topic, whose update of the leaders then takes two steps."""
+    """A bench with a batch in each of two topics, so that updating the leaders can take two steps."""
     bench = Bench(linger_ms=0, **settings)
     bench.accumulator.open_topic(topic_info([0], "second", 2))
     bench.send(0)
@@ -599,7 +599,7 @@ async def test_drain_stops_at_max_request_size_and_continues_where_it_stopped():
 
 async def test_a_first_batch_above_max_request_size_is_drained_alone():
     bench = Bench([0, 0, 0], batch_size=4000, max_request_size=1500, linger_ms=0)
-    bench.accumulator.batch_limit = 4000  # alone, a batch is limited by both settings
+    bench.accumulator.batch_limit = 4000  # by default the smaller of the two settings
     bench.send(0, b"small")
     for _ in range(3):
         bench.send(1, b"v" * 1000)
@@ -969,7 +969,7 @@ async def test_batch_size_of_zero_changes_the_sticky_partition_with_every_record
 
 
 def lingered(bench: Bench) -> list[ProducerBatch]:
-    """Return the batches that are sent because their linger has ended."""
+    """End the linger of the open batches, and return all batches that are sent then."""
     bench.ready(later=1)
     return bench.drain_all()
 

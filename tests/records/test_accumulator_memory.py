@@ -189,7 +189,7 @@ async def test_a_batch_starts_with_the_size_of_its_predecessor():
 
 
 async def test_the_batch_after_a_full_one_has_room_for_a_full_batch():
-    """With the size of its predecessor, it would be copied to a larger buffer for its last record."""
+    """With a buffer as large as its predecessor's final size, its last record would need a copy to a larger one."""
     bench = Bench(batch_size=100_000)
     bench.fill()
     full, tail = bench.topic.queues[0].batches
@@ -451,7 +451,7 @@ async def test_unretrieved_failures_are_logged_once_for_each_topic_and_error(cap
 async def test_a_batch_of_one_record_is_four_objects_for_the_garbage_collector():
     """The batch, its order, its linger and the queue's tuple of batches.
 
-    At 10,000 partitions, each record has its own batch, and a tenth of the CPU was the collector's.
+    With 10,000 partitions, each record has its own batch, and the collector used to take a tenth of the CPU time.
     """
     bench = Bench([0] * 200)
     deliveries = [bench.send(partition) for partition in range(100)]

@@ -1,4 +1,4 @@
-"""A batch from its opening to its end, its bytes on the wire, and the batches that users build."""
+"""The states of a batch, its bytes on the wire, and the batches that users build."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.producing import producing, values, within
 KIB = 1024
 BATCH = 64 * KIB
 VALUE = b"0123456789abcdef" * (BATCH // 16)
-"""A value that needs its own batch, together with the overhead of a record."""
+"""A value that needs a batch of its own: with the overhead of a record, it exceeds the batch size."""
 
 
 def bench_with(processors: int, partitions: int = 32, codec: str = "lz4", **settings: object) -> Bench:

@@ -103,8 +103,8 @@ async def test_a_delivery_has_no_offset_if_the_broker_returned_none(path, accumu
 
 
 def test_a_delivery_takes_at_most_32_bytes_besides_the_object_header():
-    """Each waiting record has one. With the 16 bytes of any object (32 on a free-threaded Python), it exactly
-    fills a block of the allocator."""
+    """Each waiting record has a delivery. With the object header of 16 bytes (32 on a free-threaded Python), it
+    exactly fills a block of the allocator."""
     assert Delivery.__basicsize__ - object.__basicsize__ <= 32
 
 

@@ -376,7 +376,7 @@ class Scenario:
 
 
 async def settled() -> None:
-    """Wait until the callbacks of asyncio.gather have run, which takes one turn of the loop more than ours."""
+    """Wait until the callbacks of asyncio.gather have run, which takes one more turn of the loop than ours."""
     for _ in range(4):
         await asyncio.sleep(0)
 
@@ -395,7 +395,7 @@ async def outcome_of(gathers: Gather, seed: int) -> list[Any]:
     for _ in range(chance.randint(0, 5)):
         if chance.random() < 0.1:
             task.cancel("cancelled")
-            await settled()  # asyncio.gather cancels the deliveries immediately, ours when its task resumes
+            await settled()  # asyncio.gather cancels the deliveries immediately, ours once its task resumes
         for _ in range(chance.randint(0, 3)):
             scenario.happen()
         await settled()

@@ -1,4 +1,4 @@
-"""The linger of open batches: in order, longer after many that ended together, and without effect on closed batches."""
+"""The linger of open batches: it ends in order, gets longer after many end together, and skips closed batches."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_lingers_get_longer_once_more_batches_end_together_than_can_be_sent_in_a
 
 
 def lingered_together(bench: Bench, count: int) -> float:
-    """Send `count` batches because their linger has ended. Return a loop time by which everything that the test
-    appends will have lingered, even if the test is slow."""
+    """Send `count` batches whose linger ends together. Return the loop time of that end, which is far enough in the
+    future for everything that even a slow test appends to have lingered."""
     for partition in range(count):
         bench.send(partition)
     then = bench.loop.time() + 10

@@ -93,7 +93,7 @@ class Region(enum.IntEnum):
 
 
 class Number:
-    """An integer of another library's type, such as numpy's."""
+    """An integer type of another library, such as numpy's."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -218,7 +218,7 @@ async def test_records_without_a_key_do_not_stay_with_a_slow_partition():
     "Records", "records without a key go to uniformly sticky partitions, adaptive to slow brokers"
 )
 @pytest.mark.promise(
-    "KIPs", "KIP-794: uniform sticky partitions, adaptive, without brokers that take nothing"
+    "KIPs", "KIP-794: uniform and adaptive sticky partitions, avoiding brokers that accept nothing"
 )
 @in_virtual_time
 async def test_a_broker_that_is_back_gets_records_without_a_key_again():

@@ -1,5 +1,5 @@
-"""The receipt of send_many, without a producer: batches are ended by hand. sending/test_bulk.py tests how rows
-get into batches."""
+"""The receipt of send_many, without a producer: the tests complete the batches. sending/test_bulk.py tests how
+rows get into batches."""
 
 from __future__ import annotations
 

@@ -457,12 +457,12 @@ async def test_a_long_loop_of_sends_lets_other_tasks_run(path, size, count):
     task.cancel()
     await asyncio.wait([task])
 
-    # The loop sends some 10 MB, counting a small record as half a kilobyte: one turn sends about 1 MB.
+    # The loop sends about 10 MB if a small record counts as half a kilobyte, and one turn sends about 1 MB.
     assert len(turns) >= 7
 
 
 async def test_a_loop_of_sends_that_open_batches_lets_other_tasks_run_more_often(path, accumulator):
-    """Opening a batch takes as long as about 16 records."""
+    """Opening a batch takes about as long as appending 16 records."""
     turns = []
 
     async def other() -> None:

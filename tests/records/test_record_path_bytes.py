@@ -22,7 +22,7 @@ from tests.support.oracle import OracleRecord, encode_batch, encode_record
 LAST_TIMESTAMP = 2**63 - 1
 NOW = 1_700_000_000_000
 
-# A zigzag varint of n bytes ends at 2^(7n-1) - 1.
+# The largest number in a zigzag varint of n bytes is 2^(7n-1) - 1.
 BORDERS = [0, 1, 62, 63, 64, 65, 8190, 8191, 8192, 8193]
 short = (
     st.none() | st.sampled_from([0, 1, 62, 63, 64, 65]).map(lambda size: b"x" * size) | st.binary(max_size=8)
@@ -49,7 +49,7 @@ batches = st.lists(
 )
 light = st.builds(OracleRecord, timestamp=timestamps, key=short, value=short, headers=few_headers)
 light_batches = st.lists(light, min_size=1, max_size=12)
-"""Batches of short records only, because most of the time is spent on the oracle's CRC."""
+"""Batches of short records only, because the oracle's CRC takes most of the time."""
 
 
 @settings(max_examples=200, deadline=None)
@@ -151,8 +151,8 @@ def sent(given_records: list[OracleRecord]) -> tuple[Sent, ProducerBatch]:
 
 
 def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
-    """Withdraw records as their timeouts would, some of them after others were left out; return the
-    indexes of the remaining ones."""
+    """Withdraw the records `left_out` in two steps, as their timeouts would; return the indexes of the
+    remaining records."""
     for some_left_out in (sorted(left_out)[::2], sorted(left_out)[1::2]):
         for index in some_left_out:
             some.expected[index] = error = DeliveryError(f"too late: {index}")
@@ -163,7 +163,7 @@ def without(some: Sent, batch: ProducerBatch, left_out: set[int]) -> list[int]:
 
 
 def some_of(count: int) -> st.SearchStrategy[set[int]]:
-    """Draw any number of `count` indexes, but not all of them."""
+    """Draw any of `count` indexes, but not all of them."""
     return st.sets(st.integers(0, count - 1), max_size=count - 1)
 
 
@@ -215,8 +215,8 @@ def test_batch_without_its_withdrawn_records_is_what_the_oracle_writes(given_rec
 def test_parts_are_what_the_oracle_writes_and_each_delivery_follows_its_record(given_records, data):
     some, batch = sent(given_records * data.draw(st.sampled_from([1, 1, 7])))
     kept = without(some, batch, data.draw(some_of(len(some.records))))
-    # These records are checked after each step, the others only at the end, so that their deliveries follow
-    # several steps at once.
+    # These records are checked after each step. The others are checked only at the end, so that their
+    # deliveries follow several steps at once.
     curious = data.draw(some_of(len(some.records)))
 
     leaves = [(batch, kept)]

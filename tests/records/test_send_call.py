@@ -48,7 +48,7 @@ class Value:
 
 
 async def native(path):
-    """The same as `send`, for the comparison."""
+    """Do the same as `send`, for comparison."""
     return await path.send("orders", b"v")
 
 

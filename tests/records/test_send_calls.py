@@ -19,7 +19,7 @@ SOURCE = Path(send_calls.__file__).read_text(encoding="utf-8")
 
 
 def functions_in(body: list[ast.stmt]) -> dict[str, list[ast.FunctionDef]]:
-    """Return the functions in the last block of `body` that is for type checkers only, by name."""
+    """Return the functions, by name, in the last block of `body` that only type checkers read."""
     blocks = [node for node in body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     found: dict[str, list[ast.FunctionDef]] = {}
     for node in blocks[-1].body:

@@ -173,7 +173,7 @@ async def test_a_cancellation_inside_a_serializer_is_not_a_serialization_error()
 
 
 class Confluent:
-    """A serializer that is called like those of confluent-kafka."""
+    """A serializer that is called as confluent-kafka's serializers are."""
 
     def __call__(self, obj, ctx=None):
         return context_of(ctx)
@@ -642,7 +642,7 @@ async def test_a_result_that_is_not_bytes_makes_the_record_invalid():
 
 
 class NeverNone:
-    """A serializer in each form that a user may pass, which must never receive None."""
+    """A serializer that must never receive None, in each form that a user may pass."""
 
     def serialize(self, topic, value, headers):
         return self.function(value)
@@ -785,7 +785,7 @@ async def waits_once(value, context):
     ],
 )
 async def test_exactly_these_records_leave_compiled_code(topic, settings, arguments, monkeypatch):
-    """docs/serializers.md lists them, and two more: a full buffer, and a producer from `attach` or `resume`."""
+    """docs/serializers.md lists these cases and two more: a full buffer, and a producer from `attach` or `resume`."""
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0", b"k")
         left = []

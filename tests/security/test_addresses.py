@@ -23,7 +23,7 @@ from tests.support.scripted_broker import HOST, LONG, Net, Peer, ScriptedBroker,
 
 
 async def refused_by(address_filter, **settings) -> str:
-    """Return the reason why node 0 is not connected to with this address_filter; no connection may reach it."""
+    """Return the reason why this address_filter prevents a connection to node 0, and check that none reached it."""
     async with ScriptedBroker(echo) as broker:
         async with Net("127.0.0.1:1", address_filter=address_filter, **settings) as net:
             net.brokers.update(cluster_of(broker.port))
@@ -221,7 +221,7 @@ async def test_the_setting_reaches_bootstrap_servers_and_brokers():
     async with EmbeddedCluster(1, topics={"t": 1}) as cluster:
         servers = cluster.bootstrap_servers
         port = int(servers.partition(":")[2])
-        cluster.broker(0).host = "localhost"  # used by metadata from now on
+        cluster.broker(0).host = "localhost"  # advertised in metadata from now on
         async with Producer(servers, resolved_address_filter=resolved_address_filter) as producer:
             await producer.send_and_wait("t", b"v")
 

@@ -1,4 +1,4 @@
-"""One authentication of a connection: its requests, the meaning of a rejection, and the time of the next one."""
+"""The authentication of a connection: its requests, the meaning of a rejection, and the time of its renewal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Machine:
 
 
 class Broker:
-    """Answers the requests of an authentication."""
+    """A broker that answers the requests of an authentication."""
 
     def __init__(
         self, handshake: int = 0, authenticate: int = 0, message: str | None = None, lifetime_ms: int = 0
@@ -200,7 +200,7 @@ def test_a_session_fails_if_there_are_no_credentials_before_its_end():
     simulate(main)
 
 
-# ---------------------------------------------------------------------------------------------------- when it is time
+# ---------------------------------------------------------------------------------------------- the time of a renewal
 
 
 async def renewal_after(lifetime_ms: int, monkeypatch, renew_at: float = 0.85) -> float | None:
@@ -228,7 +228,7 @@ async def renewal_after(lifetime_ms: int, monkeypatch, renew_at: float = 0.85) -
         (0, None),
         (-1, None),
         (-(2**63), None),
-        (1, 1.05),  # Kafka rejects an earlier one, and the loop must not spin
+        (1, 1.05),  # Kafka rejects an earlier authentication, and the loop must not spin
         (1000, 1.05),
         (5000, 4.25),
         (3_600_000, 3060.0),

@@ -94,7 +94,7 @@ class Derived:
     def scram_proof(
         self, name: str, password: Secret, salt: bytes, iterations: int, signed: bytes
     ) -> tuple[str, bytes]:
-        """Compute the same as the package's function, which it replaces, and keep the secrets (RFC 5802, 3)."""
+        """Return the same as the package's function, which it replaces, and keep the secrets (RFC 5802, 3)."""
         proof, signature = self._proof(name, password, salt, iterations, signed)
         salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
         client_key, server_key = (
@@ -185,7 +185,7 @@ def derived(monkeypatch) -> Derived:
 
 
 class Scenario(NamedTuple):
-    """A broker, a producer's settings, and the resulting error; with None, records are delivered."""
+    """A broker, a producer's settings, and the resulting error; if it is None, records are delivered."""
 
     name: str
     security: Security
@@ -324,7 +324,7 @@ def with_certificate(tmp_path) -> Iterator[Scenario]:
 
 
 def with_sessions() -> Iterator[Scenario]:
-    """Yield scenarios that re-authenticate several times, until the broker rejects it."""
+    """Yield scenarios in which producers re-authenticate several times, until the broker rejects them."""
     given = {
         "PLAIN": {**ALICE, "sasl_plain_without_tls": True},
         "SCRAM-SHA-256": ALICE,
@@ -338,8 +338,8 @@ def with_sessions() -> Iterator[Scenario]:
 
 
 AUTHENTICATIONS = 6
-"""Three of the authentications open connections: to the bootstrap address, to the leader, and
-there again after a drop."""
+"""Three of the authentications open connections: to the bootstrap address, to the leader, and to the
+leader again after a dropped connection."""
 
 
 def _fields(producer: Producer) -> dict[str, Any]:
@@ -382,7 +382,7 @@ async def trouble(cluster: EmbeddedCluster, scenario: Scenario, everything: Ever
     async def run() -> None:
         await producer.start()
         if security.session_lifetime:
-            # The open connection is rejected, and all later ones.
+            # The broker rejects the open connection and all later ones.
             security.users.clear()
             security.clock = lambda: 1e12
             await until(lambda: security.failures)
@@ -447,8 +447,8 @@ async def test_threat_20_no_secret_is_in_any_output(everything, derived, tmp_pat
 
 
 async def test_a_password_that_a_broker_repeats_is_not_logged(everything):
-    """With PLAIN the broker receives the password. If it returns the password in its error text,
-    it could log it as well."""
+    """With PLAIN, the broker receives the password. A broker that repeats it in an error text could also
+    log it."""
 
     async def serve(peer: Peer) -> None:
         from aioproducer.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse

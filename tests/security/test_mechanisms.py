@@ -70,7 +70,7 @@ SCRAM = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256
 
 
 def jws(subject: str = "alice", life: float = 3600.0, **claims: object) -> str:
-    """Return an unsecured token, as Kafka's default validator accepts it."""
+    """Return an unsecured token of the kind that Kafka's default validator accepts."""
     now = time.time()
     parts = ({"alg": "none"}, {"sub": subject, "iat": now, "exp": now + life, **claims})
     return ".".join(urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
@@ -115,7 +115,7 @@ async def given_up(servers: str, **settings: object) -> BootstrapError:
     return caught.value
 
 
-# --------------------------------------------------------------------------------------------------- getting through
+# ----------------------------------------------------------------------------------------- successful authentication
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -271,7 +271,7 @@ async def test_a_wrong_password_makes_start_fail_immediately_with_the_message_of
     assert "invalid credentials" in str(error)
     assert "SCRAM-SHA-256" in str(error)
     assert "wrong-secret" not in str(error)
-    # Not one attempt for each broker, which could lock the account.
+    # One attempt for each of the brokers could lock the account.
     assert security.failures == 1
 
 
@@ -751,8 +751,8 @@ async def test_pauses_grow_while_a_running_producer_is_rejected_and_records_end_
                 await asyncio.wait_for(producer.send_and_wait("t", b"2"), LONG)
             pauses = [seen.at for seen in cluster.requests_of(ApiKey.SASL_HANDSHAKE)]
 
-    # The pauses double from 5 ms: some ten attempts in 2 s; with pauses of at most 20 ms there
-    # would be about a hundred.
+    # The pauses double from 5 ms, so there are about ten attempts in 2 s; with pauses of at most 20 ms,
+    # there would be about a hundred.
     assert security.failures <= 16
     assert pauses[-1] - pauses[-2] > pauses[3] - pauses[2]
 

@@ -1,4 +1,4 @@
-"""PEM text: the line breaks that OpenSSL requires, and the faulty text with the reason if OpenSSL can't use it."""
+"""PEM text: the line breaks that OpenSSL requires, and the text at fault, with the reason, if OpenSSL rejects it."""
 
 from __future__ import annotations
 

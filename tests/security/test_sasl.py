@@ -1,4 +1,4 @@
-"""The SASL machines: the test vectors of the RFCs, forged messages of brokers, and texts that must never be shown."""
+"""The SASL machines: the RFCs' test vectors, forged messages from brokers, and texts that must never be shown."""
 
 from __future__ import annotations
 

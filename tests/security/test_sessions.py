@@ -92,7 +92,7 @@ async def test_under_load_nothing_is_lost_or_reordered_and_no_connection_breaks(
             loop = asyncio.get_running_loop()
             began = loop.time()
             deliveries = []
-            # Two connections, each of which was authenticated several times.
+            # Long enough for two connections to be authenticated several times each.
             while loop.time() < began + 8 * life or (
                 len(security.authentications) < 2 * 3 and loop.time() < began + 4 * LONG
             ):
@@ -269,7 +269,7 @@ async def test_a_rejected_renewal_ends_the_connection_and_requests_in_flight_may
         await script.authenticate(peer, error=ErrorCode.SASL_AUTHENTICATION_FAILED, message="wrong\x07 user")
 
     # `serve` skips the answer to the earlier request, which violates the protocol; this
-    # broker has no such request.
+    # broker receives no earlier request.
     async def serve_in_order(peer: Peer) -> None:
         await peer.handshake()
         await script.authenticate(peer)
@@ -318,7 +318,7 @@ def test_failures_to_get_credentials_are_repeated_while_the_session_lasts(caplog
     nothing = {"sasl_plain_username": None, "sasl_plain_password": None}
     renewed_within_a_session_of_a_minute({**PLAIN, **nothing, "sasl_credentials": credentials})
 
-    # After 85 % of the session, and then each time after half of the remainder.
+    # Credentials are requested after 85 % of the session, and then after half of what remains of it, repeatedly.
     assert [when - calls[0] for when in calls[:4]] == pytest.approx([0.0, 51.0, 55.5, 57.75], abs=0.5)
     assert re.search(r"sasl_credentials \(.+\) raised LookupError", caplog.text)
     assert "alice-secret" not in caplog.text

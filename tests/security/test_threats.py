@@ -1,4 +1,4 @@
-"""The threats of SECURITY.md, by their numbers: each has a test, or a paragraph there that says why it has none."""
+"""The threats in SECURITY.md, by their numbers: each has a test, or a paragraph there that says why it has none."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ DECOMPRESSORS += (zstd, isal_zlib)
 
 @pytest.fixture
 def no_decompression(monkeypatch) -> list[str]:
-    """Replace every function of these libraries that decompresses by one that raises; return their names."""
+    """Replace every decompression function of these libraries with one that raises; return their names."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the producer decompresses something")
@@ -232,8 +232,8 @@ async def test_threat_07_a_mechanism_is_never_replaced_by_a_weaker_one():
 
 
 async def scram_with(server_first: str) -> tuple[BaseException, list[bytes]]:
-    """Return the error of a connection to a broker that begins SCRAM like this, and the bytes that the broker
-    received."""
+    """Return the error of a connection to a broker whose first SCRAM message is `server_first`, and the bytes that
+    the broker received."""
     sent = []
 
     async def serve(peer: Peer) -> None:
@@ -308,7 +308,7 @@ OFF = ("", "none", "false", "no", "off", "0", "null", "*", False, None, 0, [], "
 
 
 def test_threat_11_no_setting_switches_the_check_of_the_host_name_off():
-    """Each key of any client with each value that could mean "off": it is rejected, or the name is still checked."""
+    """Each key of any client is rejected with each value that could mean "off", or the name is still checked."""
     accepted = 0
     own_decision = {"security_protocol", "ssl_context"}
     for key in sorted({*KEYS, *SETTINGS} - own_decision - {"security.protocol"}):
@@ -370,7 +370,7 @@ async def test_threat_14_a_broker_that_is_only_advertised_gets_no_password_befor
     settings = {**QUICK, "security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", **ALICE, **TRUST}
     async with EmbeddedCluster(security=evil) as internal, EmbeddedCluster(security=good) as cluster:
         servers = cluster.bootstrap_servers
-        cluster.broker(0).port = internal.broker(0).port  # used by metadata from now on
+        cluster.broker(0).port = internal.broker(0).port  # advertised in metadata from now on
         async with Producer(servers, **{**settings, "max_block_ms": 200}) as producer:
             with pytest.raises(KafkaError):
                 await producer.send("t", b"x")
@@ -458,7 +458,7 @@ async def test_threat_16_an_authentication_has_at_most_16_tokens(monkeypatch):
 
     monkeypatch.setattr(Login, "mechanism", mechanism)
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256 did not end after 16 tokens"):
+        with pytest.raises(AuthenticationError, match="SCRAM-SHA-256 did not finish after 16 tokens"):
             await make_connection(broker.port, **SCRAM).connect()
 
     assert tokens == 16
@@ -570,7 +570,7 @@ async def test_threat_27_a_batch_that_is_repeated_is_stored_once_with_idempotenc
             requests.close()
 
     async with EmbeddedCluster(topics={"t": 1}) as cluster, ScriptedBroker(serve) as between:
-        port, cluster.broker(0).port = cluster.broker(0).port, between.port  # metadata name the proxy
+        port, cluster.broker(0).port = cluster.broker(0).port, between.port  # metadata names the proxy
         async with Producer(between.address, **QUICK, enable_idempotence=idempotence) as producer:
             for number in range(3):
                 await producer.send_and_wait("t", b"%d" % number)
@@ -591,7 +591,7 @@ async def test_a_hanging_handshake_is_abandoned_after_the_set_up_time():
 
 
 def threats() -> dict[int, str]:
-    """Return the last column of each row of the table, by number."""
+    """Return the last column of each row of the table, by the number of the threat."""
     rows = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
     return {int(number): last for number, last in rows}
 

@@ -105,7 +105,7 @@ def test_a_brokers_own_certificate_can_be_trusted_by_itself():
 
 
 def revocations(*, of_broker: bool) -> bytes:
-    """Return a revocation list of the authority: with the correct broker's certificate, or without any."""
+    """Return the authority's revocation list, which is empty unless it contains the correct broker's certificate."""
     now = datetime.datetime.now(datetime.UTC)
     issuer = x509.load_pem_x509_certificate(authority().cert_pem.bytes())
     key = serialization.load_pem_private_key(authority().private_key_pem.bytes(), None)
@@ -334,7 +334,7 @@ KINDS_OF_MISUSE = [
 
 
 def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
-    """Return faulty settings, each with the text of its error after setting and file."""
+    """Return faulty settings, each with the part of its error text that follows the setting and the file."""
     authority = trustme.CA()
     cert, other = authority.issue_cert("alice.example"), authority.issue_cert("bob.example")
     chain = "".join(blob.bytes().decode() for blob in cert.cert_chain_pems)

@@ -1,4 +1,4 @@
-"""Tokens from endpoints that the test runs: those of OIDC, Google and Azure; and tokens from Amazon's signer."""
+"""Tokens from OIDC, Google and Azure endpoints that the tests run, and tokens from Amazon's signer."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_certificates_to_trust_that_cannot_be_read_are_an_error(content, t
     if content is not None:
         file.write_text(content)
 
-    with pytest.raises(ConfigError, match="the certificates to trust at the token endpoint can't be read"):
+    with pytest.raises(ConfigError, match="the trusted certificates for the token endpoint can't be read"):
         await OidcTokenProvider("https://id.example", "client", "secret", authorities=str(file))()
 
 

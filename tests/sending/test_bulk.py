@@ -1,4 +1,4 @@
-"""send_many: columns of records, as lists or as Arrow, in the same batches as those of `send`, and the receipt."""
+"""send_many: columns of records as lists or Arrow arrays, batches shared with `send`, and the receipt."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ CLOCK = -1
 
 
 def assert_encoded(rows, expected):
-    """Check that the rows become what the oracle writes. Rows without a timestamp have the time of their append."""
+    """Check that the rows are encoded as the oracle encodes them. A row without a timestamp has the append time."""
     before = now_ms()
     found = encoded(rows)
     after = now_ms()
@@ -243,7 +243,7 @@ async def test_a_negative_partition_or_timestamp_of_any_width_is_rejected(kind):
     async with producing(topics={"t": 300}) as (
         _,
         producer,
-    ):  # 255 is the number of a partition
+    ):  # partition 255 exists, so a -1 that is read as an unsigned byte would go unnoticed
         for columns in ({"partitions": below}, {"timestamps": below}):
             receipt = await producer.send_many("t", [b"0", b"1"], **columns)
             with pytest.raises(SendManyError, match="0 or more, not -1"):
@@ -462,7 +462,7 @@ async def test_arrow_rows_that_cannot_be_sent_have_errors():
         (
             {"values": pa.table({"value": [b"x"], "key": [b"k"]}), "keys": [b"k"]},
             "keys",
-            "is given twice, also as the column",
+            "is given twice: as an argument and as the column",
         ),
         (
             {"values": pa.array([{"value": b"x"}, None], pa.struct([("value", pa.binary())]))},
@@ -561,7 +561,7 @@ async def test_rows_without_room_in_time_are_reported_and_the_first_ones_are_sen
     "other tasks run",
 )
 async def test_callers_that_wait_for_room_take_turns():
-    """A large call does not make others wait for its end, and a newcomer does not overtake the waiting row."""
+    """Other callers need not wait until a large call ends, and a new caller does not overtake its waiting row."""
     async with producing(**FOUR_RECORDS_FILL_IT) as (cluster, producer):
         await producer.partitions_for("t")
         cluster.freeze_broker(0)
@@ -819,7 +819,7 @@ async def test_an_unretrieved_failed_row_is_logged_and_reported(caplog):
 async def test_an_unretrieved_record_that_the_broker_names_is_logged_and_reported(
     watched, at_once, looked_at, caplog
 ):
-    """KIP-467: the records that the broker does not name are in the log."""
+    """KIP-467: only the records that the broker names fail; the others are stored."""
     interceptors = [Stamps()] if watched else []
     async with producing(topics={}, linger_ms=20, interceptors=interceptors) as (cluster, producer):
         cluster.create_topic("t", 1, config={"cleanup.policy": "compact"})

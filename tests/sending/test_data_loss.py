@@ -47,7 +47,7 @@ async def look(producer) -> None:
 
 
 async def truncate(cluster, producer, end: int) -> None:
-    """Elect an unclean leader whose log lacks acknowledged records. The producer knows the new leader."""
+    """Elect an unclean leader whose log lacks acknowledged records, and let the producer learn of it."""
     partition = cluster.partition("t", 0)
     partition.high_watermark = end
     cluster.move_leader("t", 0, 1 - cluster.leader("t", 0))

@@ -87,7 +87,7 @@ async def test_a_delivery_timeout_of_sent_records_is_unknown():
 
 @in_virtual_time
 async def test_a_batch_that_expires_in_flight_does_not_make_later_ones_fail():
-    """The first attempts expire; later records are delivered as soon as the broker answers again."""
+    """The first records expire; later ones are delivered as soon as the broker answers again."""
     settings = {"request_timeout_ms": 90_000 * MS, "delivery_timeout_ms": 100_000 * MS}
     async with producing(**ONE_BATCH_PER_RECORD, **settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -221,7 +221,7 @@ IDENTITY = ProducerIdentity(4711, 0)
 
 
 class Stage:
-    """GivingUp on a real accumulator; the parts that it only queries are stubs."""
+    """A GivingUp with a real accumulator; the parts that it only queries are stubs."""
 
     def __init__(self, leaders=PARTITIONS, *, has_left=False, **settings):
         self.bench = bench = Bench(leaders, **{**ONE_RECORD, **settings})
@@ -263,7 +263,7 @@ class Stage:
         return delivery
 
     def each(self):
-        """Send one record each in a batch that is open, closed, numbered, and in flight."""
+        """Send four records: in a batch that is open, one that is closed, one that is numbered, and one in flight."""
         return self.bench.send(0), self.closed(1), self.numbered(2), self.in_flight(3)
 
     def expire(self, delivery):

@@ -131,7 +131,7 @@ async def test_a_closed_producer_cannot_be_started_again():
 
 
 async def calls(producer: Producer, builder) -> dict[str, BaseException | None]:
-    """Make each public call; return its exception, or None, by the name of the call."""
+    """Make each public call; return the exceptions, or None, keyed by the call's name."""
 
     async def attempt(call):
         try:
@@ -598,7 +598,7 @@ async def test_the_log_of_an_unclosed_producer_counts_a_record_that_a_deleted_to
         )
 
 
-# ------------------------------------------------------------------------------------- the end of `async with`
+# ---------------------------------------------------------------------------------------- leaving `async with`
 
 
 @pytest.mark.promise(

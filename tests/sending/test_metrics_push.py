@@ -59,7 +59,7 @@ async def collecting(
 
 @asynccontextmanager
 async def pushing_to_a_frozen_broker() -> AsyncIterator[Producer]:
-    """A producer whose broker wants metrics, and no longer answers."""
+    """A producer whose broker asked for metrics and no longer answers."""
     async with EmbeddedCluster(1, topics={"orders": 1}, collects_metrics=True) as cluster:
         cluster.telemetry.subscribe([""], interval_ms=60_000)
         producer = quick_producer(cluster, **PATIENT)
@@ -79,7 +79,7 @@ async def later(condition: Callable[[], object], seconds: float) -> None:
 
 
 def values(push: Push) -> dict[str, dict[str, float]]:
-    """Return each metric's values by their attributes."""
+    """Return the values of each metric, keyed by their attributes."""
     return {
         metric.name: {
             ",".join(attribute.value.string_value for attribute in point.attributes): point.as_double
@@ -92,7 +92,7 @@ def values(push: Push) -> dict[str, dict[str, float]]:
 
 
 def short(push: Push) -> dict[str, dict[str, float]]:
-    """Return the same without the prefix of all names of Java's producer."""
+    """Return the same values without the prefix that all metric names of Java's producer have."""
     return {name.removeprefix("org.apache.kafka.producer."): found for name, found in values(push).items()}
 
 
@@ -213,7 +213,7 @@ async def test_a_metric_of_the_user_is_pushed_and_one_that_raises_is_removed(cap
     )
 
 
-# ------------------------------------------------------------------------------------------------- when it is pushed
+# ----------------------------------------------------------------------------------------------- the times of pushes
 
 
 @in_virtual_time
@@ -448,7 +448,7 @@ def test_a_subscription_uses_a_known_codec_and_a_sensible_interval():
     assert not subscription._replace(prefixes=("a.b",)).wants("a.c")
 
 
-# ------------------------------------------------------------------------------------- it never disturbs the records
+# --------------------------------------------------------------------------------------- records are never disturbed
 
 
 @pytest.mark.parametrize("name", [5, None, "", "a\ud800", b"bytes"])

@@ -123,7 +123,7 @@ OLD, NEW = UUID(int=1), UUID(int=2)
 
 
 class Stage:
-    """Numbering on a real accumulator, with the sequences of a producer that has an identity."""
+    """A Numbering with a real accumulator and the sequences of a producer that has an identity."""
 
     def __init__(
         self, *, version: int | None = None, identity: ProducerIdentity | None = None, **settings
@@ -406,7 +406,7 @@ async def test_a_batch_that_may_be_in_the_log_of_the_old_topic_does_not_return_t
     stage.is_topic(NEW)
     assert stage.numbering.prepare(stage.queue)
     assert not batch.is_numbered
-    stage.is_topic(OLD)  # outdated metadata of another broker
+    stage.is_topic(OLD)  # outdated metadata from another broker
 
     assert not stage.numbering.prepare(stage.queue)
 

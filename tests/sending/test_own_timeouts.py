@@ -14,7 +14,7 @@ from tests.support.producing import producing, within
 
 
 class Timers:
-    """The loop, which also keeps the timers that were set."""
+    """The event loop, which also records the timers that are set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -43,7 +43,7 @@ from tests.support.producing import (
 
 
 async def start_late(cluster, producer) -> None:
-    """Mute the broker, so that the next records are written when most of their delivery timeout has passed."""
+    """Make the broker throttle the producer, so that most of the next records' delivery timeout passes first."""
     await producer.send_and_wait("t", b"0")
     cluster.faults.add(PRODUCE, throttle_ms=150)
     await producer.send_and_wait("t", b"1")

@@ -1,4 +1,4 @@
-"""Single answers, or their absence, for batches of a real accumulator: no broker, no sender."""
+"""Single answers, or missing ones, for batches of a real accumulator: no broker, no sender."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ PartitionAnswer = ProduceResponse.PartitionProduceResponse
 NamedRecord = ProduceResponse.BatchIndexAndErrorMessage
 TOPIC_ID = 1
 MIDDLE = SimpleNamespace(uniform=lambda low, high: (low + high) / 2)
-"""A replacement for the random numbers: the middle of the range, so that each pause is known."""
+"""A replacement for random numbers: always the middle of the range, so that each pause is known."""
 ONE_BATCH_PER_RECORD = {"linger_ms": 0, "batch_size": 1}
 
 
 class Stage:
-    """ProduceResults on a real accumulator with two partitions; calls to brokers and metadata are recorded."""
+    """A ProduceResults with a real accumulator and two partitions; calls to brokers and metadata are recorded."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Stage:
         return lambda *arguments: self.calls.append((name, *arguments))
 
     def sent(self, partition: int = 0, records: int = 1, broker: int = 0) -> tuple[ProducerBatch, Delivery]:
-        """Put a batch of some records in flight; return it with the delivery of the first."""
+        """Put a batch of `records` records in flight; return it with the delivery of its first record."""
         deliveries = [self.bench.send(partition) for _ in range(records)]
         batch = deliveries[0].batch
         assert all(delivery.batch is batch for delivery in deliveries)
@@ -467,7 +467,7 @@ async def test_the_leader_that_the_answer_names_is_passed_to_the_metadata(leader
     ],
 )
 async def test_what_a_response_says_of_all_its_leaders_changes_the_metadata_once(leader, expected):
-    """Half of the partitions of a large cluster may move together, and each new snapshot is work for each topic."""
+    """Half of a large cluster's partitions may move at once, and each new snapshot costs work for every topic."""
     stage = Stage()
     batches = [stage.sent(partition)[0] for partition in (0, 1)]
 
@@ -746,7 +746,7 @@ async def test_records_that_the_broker_names_fail_alone_and_the_others_are_sent_
     assert queue.retry_at <= stage.now
     topic = stage.metrics.topics["orders"]
     assert (stage.metrics.records_failed, topic.records_failed) == (2, 2)
-    assert "INVALID_RECORD: bad: 2 of 4; the others are sent again" in caplog.text
+    assert "INVALID_RECORD: bad (2 of 4 records); the others are sent again" in caplog.text
     stage.accumulator.take(queue)
     rest.mark_sent(0)
     stage.answer(rest, base_offset=10)

@@ -169,12 +169,12 @@ def count_passes(producer) -> Counter[str]:
 
 
 def requests_of(producer) -> int:
-    """Return the number of Produce requests that were written so far, whether they have arrived or not."""
+    """Return the number of Produce requests written so far, whether or not they have arrived."""
     return producer.metrics().produce_requests
 
 
 async def ended(call, delivery) -> None:
-    """Let a call that was begun without a task end."""
+    """Wait until the record of a call that was started without a task is delivered, and close the call."""
     await within(5, asyncio.wait([delivery]))
     call.close()
 
@@ -378,7 +378,7 @@ async def test_a_pass_sends_a_limited_number_of_batches_and_the_next_begins_with
         await producer.send_and_wait("t", b"", partition=79)
         for queue in producer._accumulator.topics["t"].queues:
             by_node[queue.node_id].append(queue.partition)
-        for partition in (by_node[1][0], by_node[0][0]):  # node 1 is the first that has batches
+        for partition in (by_node[1][0], by_node[0][0]):  # node 1 is the first to have batches
             await producer.send_and_wait("t", b"", partition=partition)
         sent = []
         produce = producer._sender._produce
@@ -484,7 +484,7 @@ async def test_a_first_batch_above_max_request_size_is_sent_alone():
     settings = {"max_request_size": 1100, "batch_size": 4000, "linger_ms": 20}
     async with producing(topics={"t": 3}, **settings) as (cluster, producer):
         await producer.partitions_for("t")
-        producer._accumulator.batch_limit = 4000  # by itself a batch is bounded by both settings
+        producer._accumulator.batch_limit = 4000  # by default the smaller of the two settings
 
         deliveries = []
         for _ in range(3):
@@ -576,7 +576,7 @@ async def test_requests_are_packed_by_the_compressed_size(codec):
         await within(1, held.reached())
 
         deliveries = []
-        for _ in range(2):  # the second of a partition closes its first batch
+        for _ in range(2):  # the second record of a partition closes its first batch
             deliveries += [await producer.send("t", bytes(25_000), partition=number) for number in range(10)]
         queues = [producer._accumulator._queues["t"][number] for number in range(10)]
         await until(lambda: not any(queue.batches[0].is_being_compressed for queue in queues))

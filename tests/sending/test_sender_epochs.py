@@ -21,7 +21,7 @@ from tests.support.raw_client import RawClient, address, batch_of
 
 
 async def take_the_epoch(cluster, producer, epoch, partition=0):
-    """Another producer writes under the same producer id."""
+    """Write as another producer that uses the same producer id."""
     identity = producer._sender._idempotence.identity
     async with RawClient(address(cluster)) as rival:
         batch = batch_of(b"-1", sequence=0, producer_id=identity.producer_id, epoch=epoch)

@@ -192,7 +192,7 @@ async def test_a_frozen_leader_is_abandoned_after_the_request_timeout():
         assert numbers(cluster) == list(range(6))
         errors = producer.metrics().errors
         assert errors["RequestTimedOutError"] >= 1
-        # The others, whose timeout had not passed, have lost their connection.
+        # The other requests, whose timeout had not passed, lost their connection.
         assert errors["RequestTimedOutError"] + errors["BrokerConnectionError"] >= 5
         cluster.thaw_broker(0)
         await until(lambda: cluster.broker(0).connection_count == 0 or produce_count(cluster, 0) > 1)

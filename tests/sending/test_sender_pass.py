@@ -27,7 +27,7 @@ NEWEST = {ApiKey.PRODUCE: VersionRange(3, 13)}
 
 
 class Line:
-    """A connection that only keeps its requests."""
+    """A connection that only records its requests."""
 
     def __init__(self, calls: list, node_id: int = 0, room: int = 5) -> None:
         self.node = SimpleNamespace(node_id=node_id)
@@ -55,8 +55,8 @@ class Line:
 
 
 class Stage:
-    """The sender on a real accumulator, with a topic whose partitions have these leaders; all
-    other calls are recorded."""
+    """A Sender with a real accumulator and a topic whose partitions have these leaders. The calls to
+    all other parts are recorded."""
 
     def __init__(
         self, leaders=(0,), *, transactional_id: str | None = None, topic_id: int = 1, **settings
@@ -119,7 +119,7 @@ class Stage:
         return note
 
     def named(self, *names: str) -> list[tuple]:
-        """Return the calls of these names."""
+        """Return the calls with these names."""
         return [call for call in self.calls if call[0] in names]
 
     def run(self, now: float | None = None) -> float | None:
@@ -526,7 +526,7 @@ async def test_a_request_without_a_common_version_fails_in_the_next_turn():
 
 
 def sent_batches(stage: Stage):
-    """Send a record, and return the callback of its request, with its batches."""
+    """Send a record; return the callback of its request and the batches in it."""
     stage.bench.send()
     stage.run()
     answered = stage.lines[0].requests[-1].answered

@@ -1,4 +1,4 @@
-"""Records in doubt of a re-created topic: only those addressed by the topic's name can be in the new log."""
+"""Records in doubt when their topic is re-created: only those addressed by its name can be in the new log."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.producing import (
 )
 
 IN_DOUBT = [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_LEADER_OR_FOLLOWER, None]
-"""The broker's answer after its append; None if it closes the connection."""
+"""The broker's possible answers after it appended the batch; None if it closes the connection instead."""
 
 
 async def recreate_in_flight(cluster, producer, answer, count=5):
-    """Send some records, and re-create the topic while the first is in the old log and not answered."""
+    """Send some records, and re-create the topic while the first is in the old log and its answer is held back."""
     await producer.send_and_wait("t", b"0")
     await offsets(await send_numbers(producer, [0]))
     release = asyncio.Event()
@@ -65,7 +65,7 @@ async def test_records_in_doubt_addressed_by_topic_name_may_be_in_either_log(ver
 
         assert isinstance(found[0], DeliveryError)
         assert found[0].outcome is Outcome.UNKNOWN
-        # Either new metadata or the next attempt is first.
+        # Either the new metadata or the next attempt comes first.
         assert any(
             text in str(found[0]) for text in ("the topic was re-created", "OUT_OF_ORDER_SEQUENCE_NUMBER")
         )
@@ -98,7 +98,7 @@ async def test_a_record_that_moved_to_the_new_topic_and_fails_there_is_still_unk
 
 @pytest.mark.parametrize("waits", [False, True], ids=["sent meanwhile", "not sent meanwhile"])
 async def test_outdated_metadata_moves_no_record_back_into_a_log_that_may_contain_it(waits):
-    """The metadata temporarily names the former topic. `waits`: the last epoch is used up, so a new id is needed."""
+    """The metadata temporarily shows the old topic again. `waits`: the epochs are used up, so a new id is needed."""
     async with producing(cluster={"versions": "4.1"}, **ONE_BATCH_PER_RECORD) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
         old = producer._metadata.cluster

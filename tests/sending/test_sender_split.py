@@ -89,7 +89,7 @@ async def test_one_record_that_is_too_large_fails_alone():
 async def test_batches_in_flight_behind_it_follow_in_order():
     async with producing(batch_size=400, linger_ms=0) as (cluster, producer):
         topic = small_batches_only(cluster, 300)
-        await producer.send_and_wait(topic, b"0")  # from now on five may be in flight
+        await producer.send_and_wait(topic, b"0")  # from now on, five batches may be in flight
 
         found = await offsets(await send_numbers(producer, range(1, 400), topic))
 
@@ -148,7 +148,7 @@ async def test_without_idempotence_a_batch_is_also_split():
 
 @in_virtual_time
 async def test_parts_keep_the_state_of_the_deliveries_of_the_whole():
-    """Waiting callers keep waiting, cancelled and completed deliveries stay so, withdrawn records stay out."""
+    """Callers keep waiting, deliveries stay cancelled or completed, and withdrawn records stay withdrawn."""
     async with producing(linger_ms=60) as (cluster, producer):
         topic = small_batches_only(cluster, 250)
         await producer.partitions_for(topic)
@@ -249,10 +249,10 @@ async def test_parts_of_a_batch_keep_their_order_when_several_are_sent_again(cod
         await producer.send_and_wait("t", b"0")
         cluster.faults.add(
             PRODUCE, error=ErrorCode.MESSAGE_TOO_LARGE, count=4
-        )  # 8, 4, 2 records, the first alone
+        )  # for batches of 8, 4 and 2 records, and for the first record alone
         deliveries = await send_numbers(producer, range(1, 9))
         await until(deliveries[0].done)
-        # The second meets the gap and is sent under a new epoch; from its acknowledgement on, two parts are in flight.
+        # The second part meets the gap and is sent under a new epoch. Once it is acknowledged, two are in flight.
         cluster.faults.add(PRODUCE, error=code, skip=2, count=2)
         await within(2, producer.flush())
 

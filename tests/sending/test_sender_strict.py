@@ -118,7 +118,7 @@ async def test_in_gapless_order_an_expired_record_leaves_no_gap_whatever_is_in_f
 
 @in_virtual_time
 async def test_in_gapless_order_a_batch_behind_a_failed_one_that_is_in_the_log_is_delivered():
-    """The record before it ended as unknown, but is in the log, so there is no gap."""
+    """The outcome of the record before it is unknown, but that record is in the log, so there is no gap."""
     settings = {"request_timeout_ms": 190, "delivery_timeout_ms": 200, **GAPLESS}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -244,7 +244,7 @@ async def test_in_gapless_order_thousands_fail_quickly_with_the_first_one():
 
 
 async def test_close_fails_a_batch_first_if_the_record_before_it_is_retried_endlessly():
-    """When the record before it fails and ends those behind it, this one is in flight and has already ended."""
+    """When `early` fails and ends the batches behind it, `late` is still in flight, but has already failed."""
     settings = {**GAPLESS, "enable_endless_retries": True}
     async with producing(**settings) as (cluster, producer):
         await producer.send_and_wait("t", b"0")
@@ -253,7 +253,7 @@ async def test_close_fails_a_batch_first_if_the_record_before_it_is_retried_endl
         early, late = await send_numbers(producer, [1, 2])
         await within(1, held.reached())
         await until(lambda: producer.metrics().in_flight == 2)
-        # As when its delivery timeout has passed.
+        # The same happens when its delivery timeout has passed.
         producer._accumulator.postpone(early.batch, early.batch.deadline + 1)
 
         report = await within(1, producer.close(timeout=0))
@@ -354,7 +354,7 @@ async def test_endless_retries_continue_for_a_record_that_moved_to_a_re_created_
 
 
 async def test_endless_retries_end_where_a_topic_was_re_created_without_the_partition():
-    """No request will be sent any longer, and the log that may have contained the record is deleted."""
+    """No more requests will be sent, and the log that may have contained the record is deleted."""
     async with producing(topics={"t": 2}, cluster={"versions": "3.5"}, **ENDLESS) as (cluster, producer):
         await producer.send_and_wait("t", b"0", partition=1)
         lost = cluster.faults.add(PRODUCE, drop_after_append=True, partition=1, count=10_000)

@@ -152,7 +152,7 @@ async def test_a_topic_re_created_under_load_contains_every_record_that_is_repor
         found = await results(deliveries)
 
         delivered = [3 + place for place, end in enumerate(found) if not isinstance(end, BaseException)]
-        known_lost = [3]  # appended to the log that was deleted with it
+        known_lost = [3]  # appended to the old log, and deleted with it
         log = numbers(cluster)
         assert log == sorted(set(log)), "reordered or duplicated records"
         assert set(delivered) - set(known_lost) <= set(log)
@@ -169,7 +169,7 @@ async def test_a_topic_re_created_under_load_contains_every_record_that_is_repor
 @pytest.mark.parametrize("versions", ["2.1", "2.8", "4.0"])
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_topic_re_created_after_its_leader_had_moved_is_written_to_soon(versions, lost):
-    """The new topic counts its leader epochs from 0; before 2.8 no topic id shows that these are not old ones."""
+    """The new topic's leader epochs start at 0; before Kafka 2.8, no topic id shows that they are not outdated."""
     settings = {"cluster": {"versions": versions}, "enable_idempotence": False}
     async with producing(brokers=3, topics={}, **settings) as (cluster, producer):
         cluster.create_topic("t", 1)
@@ -198,7 +198,7 @@ async def test_nothing_is_sent_to_a_re_created_topic_while_the_old_one_has_recor
         leader = cluster.leader("t", 0)
         cluster.move_leader("u", 0, 1 - leader)
         await producer.send_and_wait("t", b"0")
-        await producer.send_and_wait("u", b"0")  # the other broker is connected and answers for metadata
+        await producer.send_and_wait("u", b"0")  # the other broker is connected and answers metadata requests
         release = asyncio.Event()
         held = cluster.faults.add(PRODUCE, hold=release)
         await send_numbers(producer, [1])
@@ -528,7 +528,7 @@ def test_settings_that_would_break_idempotence_are_rejected():
 # --------------------------------------------------------------------------------------------- versions
 
 
-@pytest.mark.promise("Protocol", "requests use the newest version that both sides know, for each release")
+@pytest.mark.promise("Protocol", "requests use the newest version that both sides support, for each release")
 @pytest.mark.promise("KIPs", "KIP-110: zstd")
 @pytest.mark.parametrize(
     "versions", ["2.1", "2.2", "2.4", "2.7", "2.8", "3.0", "3.5", "3.7", "3.8", "3.9", "4.0", "4.1", "4.3"]
@@ -563,7 +563,7 @@ async def test_topic_ids_are_used_from_version_13_on():
 
 
 def serve(broker, api_key, versions):
-    """Let a broker know only these versions of an API."""
+    """Make a broker support only these versions of an API."""
     broker.release = replace(broker.release, versions={**broker.release.versions, api_key: versions})
 
 

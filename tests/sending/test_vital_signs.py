@@ -70,7 +70,7 @@ async def test_a_window_that_begins_after_close_is_empty():
 
 
 class Peeking(dict[str, TopicMetrics]):
-    """Topics that read the producer's metrics whenever the sender counts, as another thread may."""
+    """A dict of topics that reads the producer's metrics on each lookup, as another thread may."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ async def test_describe_shows_what_a_bug_report_needs():
 
 
 async def test_describe_may_be_called_in_another_thread(monkeypatch):
-    """In another thread, batches and brokers may appear and disappear between two steps."""
+    """While describe() runs in another thread, batches and brokers may appear and disappear between two steps."""
     async with producing() as (cluster, producer):
         hold = asyncio.Event()
         cluster.faults.add(PRODUCE, hold_before=hold)

@@ -1,4 +1,4 @@
-"""Settings checked against each other: contradictions are rejected, defaults yield, and notes report it."""
+"""Settings checked against each other: contradictions are rejected, and defaults yield, which a note reports."""
 
 from __future__ import annotations
 

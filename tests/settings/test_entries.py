@@ -538,7 +538,7 @@ KUBERNETES = {
     "{}_PORT_9092_TCP_ADDR": "10.96.0.7",
     "{}_PORT_9093_UDP": "udp://10.96.0.7:9093",
 }
-"""The variables that a container gets for each Service of its namespace."""
+"""The variables that a container gets for each Service in its namespace."""
 
 
 @pytest.mark.parametrize("service", ["KAFKA", "KAFKA_BROKER", "KAFKA_0_EXTERNAL"])
@@ -790,7 +790,7 @@ def test_a_mistake_causes_no_further_errors(text, tmp_path):
 def test_part_of_a_password_in_place_of_a_key_is_not_shown(tmp_path):
     text = 'sasl.jaas.config=x.PlainLoginModule required username="svc"\n  "hunter2";\n  hunter2\n  hunter2 hunter2\n'
 
-    with pytest.raises(ConfigError, match="does the line before it lack a backslash") as raised:
+    with pytest.raises(ConfigError, match="is a backslash missing at the end of the line") as raised:
         Producer.from_properties(properties(tmp_path, text))
 
     assert "hunter2" not in str(raised.value)
@@ -985,7 +985,7 @@ def test_the_name_of_a_file_is_not_mistaken_for_an_origin(name, tmp_path, monkey
     assert f"acks=1 ({name}:1) contradicts enable_idempotence=True ({name}:2)" in str(raised.value)
 
 
-# ------------------------------------------------------------------------------------------------- it works
+# -------------------------------------------------------------------------------------------------- sending
 
 
 async def test_a_producer_from_another_clients_configuration_sends():

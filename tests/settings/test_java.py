@@ -1,4 +1,4 @@
-"""The counterparts of Java's serializers and partitioners: they write Java's bytes."""
+"""The counterparts of Java's serializers and partitioners: they return the same results as Java's."""
 
 from __future__ import annotations
 

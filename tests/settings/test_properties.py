@@ -108,8 +108,8 @@ GOLDEN = [
     ("a \\\n = 1", [("a", "1")]),
     ("a=b=c:d e", [("a", "b=c:d e")]),
 ]
-"""The result of java.util.Properties.load (OpenJDK 17) for each text, in the order of its calls of put. None
-means that it raised."""
+"""The result of java.util.Properties.load (OpenJDK 17) for each text, in the order of its calls to put. None
+means that it raised an exception."""
 
 
 @pytest.mark.promise(
@@ -134,7 +134,7 @@ def test_all_lines_with_a_malformed_escape_are_named(tmp_path):
 
 
 def stored(key: str, value: str) -> str:
-    """Return a line as java.util.Properties.store writes it: every character with a meaning is escaped."""
+    """Return a line as java.util.Properties.store writes it: all characters with a special meaning are escaped."""
 
     def escaped(text: str, signs: str) -> str:
         out = ""

@@ -1,5 +1,5 @@
-"""A password does not appear anywhere: not in texts, logs, attributes of errors, local variables
-of tracebacks, or pickles."""
+"""A password does not appear anywhere: not in texts, logs, error attributes, local variables in
+tracebacks, or pickles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aioproducer.testing import RecordingProducer
 from aioproducer.types import Secret
 from tests.support.tracebacks import PACKAGE, assert_no_frame_shows, fields_of, frames, shown
 
-# Assembled, so that this file's own lines in a traceback don't contain it.
+# Assembled from parts, so that the lines of this file in a traceback don't contain it.
 CANARY = "-".join(["hunter2", "canary"])
 
 # ------------------------------------------------------------------------------------------------------- Secret
@@ -271,7 +271,7 @@ ENTRANCES: dict[str, Callable[..., object]] = {
     ),
     "aiokafka": AIOKafkaProducer,
 }
-"""Every way in which keywords reach a producer. Functions with a mapping receive the keywords as a whole."""
+"""Every way in which keywords reach a producer. Functions that accept a mapping receive all keywords in one."""
 
 
 @pytest.mark.promise("Settings from anywhere", "a secret setting is never shown")
@@ -445,7 +445,7 @@ def test_no_frame_shows_a_password_next_to_an_invalid_source(make):
 
 
 class Failing(Mapping[str, str]):
-    """A mapping whose last value can't be read, such as a section of an INI file with a wrong reference."""
+    """A mapping whose last value can't be read, such as a section of an INI file with an invalid reference."""
 
     def __init__(self, **settings: str) -> None:
         self._settings = settings

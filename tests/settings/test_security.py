@@ -271,7 +271,7 @@ ENDPOINT = {
         (
             {**SASL, "sasl_mechanism": "PLAIN", **LOGIN, "sasl_scram_token_auth": True},
             "sasl_scram_token_auth",
-            "belongs to SCRAM",
+            "applies only to SCRAM",
         ),
         (
             {**SASL, "sasl_mechanism": "PLAIN", **LOGIN, **PROVIDER},

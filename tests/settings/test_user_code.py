@@ -1,4 +1,4 @@
-"""Settings that are Python code of the user: accepted values, and their representation."""
+"""Settings that are the user's Python code: accepted values, and their representation."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Expected(NamedTuple):
     """The settings in effect, and the content of the warning."""
 
     settings: dict[str, Any]
-    """Values by field of ProducerConfig; for objects, their repr."""
+    """The values of fields of ProducerConfig; for objects, their repr."""
     notes: Sequence[str] = ()
     """The parts of the only warning, in order; `{3}` is the place FILE:3."""
 
@@ -263,7 +263,7 @@ def test_for_a_jks_the_error_has_a_keytool_command_after_which_the_file_loads(tm
 
 @pytest.mark.parametrize("name", [name for name in LOADED if "sasl_plain_password" in LOADED[name].settings])
 def test_a_password_in_the_code_takes_precedence_over_that_of_a_vendors_file(name):
-    """The password of the file may be a setting or part of the JAAS line."""
+    """The password in the file may be a setting or part of the JAAS line."""
     config = Producer.from_properties(path_of(name), sasl_plain_password="new").config
 
     assert config.sasl_plain_password == Secret("new")

@@ -1,4 +1,4 @@
-"""The Spark sink on a real Apache Kafka, v2 on 4.3.1 and v1 on 3.9.2, read back by confluent-kafka's read_committed."""
+"""The Spark sink on a real Apache Kafka (transactions v2 on 4.3.1, v1 on 3.9.2), read back with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 @pytest.fixture(params=["v1", "v2"])
 def kafka(request):
-    """In Kafka 3.9.2 transactions v1 are finalized, in Kafka 4.3.1 v2."""
+    """Kafka 3.9.2, on which transactions v1 are finalized, or Kafka 4.3.1, on which v2 are."""
     return request.getfixturevalue({"v1": "apache_kafka_39", "v2": "apache_kafka"}[request.param])
 
 
@@ -79,7 +79,7 @@ DRIVERS = {"v1": ("F7", "F8", "F10"), "v2": ("F2", "F3", "F8", "F10")}
 """The places where the driver is killed. F1 is missing, because no broker is involved yet at that place."""
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka, driver, made, tmp_path):
     killed = DRIVERS[request.node.callspec.params["kafka"]]
@@ -91,7 +91,7 @@ def test_each_row_is_committed_once_wherever_processes_are_killed(request, kafka
 
 
 @pytest.mark.promise(
-    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+    "Spark", "one transaction can cover several topics, and its marker survives changes to the list of topics"
 )
 @pytest.mark.timeout(400)
 def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(
@@ -139,7 +139,7 @@ async def test_the_second_writer_of_a_partition_is_detected(kafka, made):
 )
 @pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
 def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_detected(kafka, timestamps):
-    """The second writer also has attempt number 0 and as many rows, but other ones."""
+    """The second writer also has attempt number 0 and the same number of rows, but different rows."""
     made = f"spark-{uuid4().hex[:8]}"
     asyncio.run(kafka.create_topic(made, PARTITIONS, config={"message.timestamp.type": timestamps}))
     told = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": made}
@@ -197,7 +197,7 @@ def three(request):
         yield place
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_brokers_are_killed_during_a_stream_and_a_commit_and_answers_are_lost(three, driver, tmp_path):
     """F11: the new coordinator or leader completes the decided commit. F6: the brokers abort the transaction."""
@@ -211,7 +211,7 @@ def test_brokers_are_killed_during_a_stream_and_a_commit_and_answers_are_lost(th
         assert all("was not committed: " in text for text in outlived)
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_a_coordinator_that_is_killed_while_a_batch_write_is_committed(spark, three):
     name, kafka = "mid-commit", three.kafka

@@ -1,7 +1,7 @@
 """Tests of exactly-once delivery: drivers, workers and brokers are killed at each point of the protocol.
 
-They use the embedded cluster; executors are also killed on a real Kafka, since these tests share them. The other tests
-on a real Kafka are in test_apache_spark.py."""
+They use the embedded cluster. The tests that kill executors also run on a real Kafka, because they share the
+executors. The other tests on a real Kafka are in test_apache_spark.py."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_chaos_continues_with_another_driver_when_a_run_breaks(monkeypatch, caps
         "seed 7: the driver is silent\n  again: python -m tests.campaigns.spark_chaos --runs 1 --seed 7 --crashes 2"
         in said
     )
-    assert "3 runs of 0 rows, 6 crashes, 2 processes killed, 1 runs broken" in said
+    assert "3 runs with 0 rows, 6 crashes, 2 processes killed, 1 runs broken" in said
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place, tmp_path):
     crashes = [DEATHS[name] for name in ("F1", "F2", "F3", "F7", "F8", "F10")]
@@ -141,7 +141,7 @@ def test_each_row_is_committed_once_wherever_the_driver_is_killed(driver, place,
 
 
 @pytest.mark.promise(
-    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+    "Spark", "one transaction can cover several topics, and its marker survives changes to the list of topics"
 )
 @pytest.mark.timeout(400)
 def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_killed(driver, place, tmp_path):
@@ -152,7 +152,7 @@ def test_each_row_for_three_topics_is_committed_once_wherever_a_process_is_kille
     assert all(place.committed(topic) for topic in ("three", "three-2", "three-3"))
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_took_effect(driver, place, tmp_path):
     names = ("F3 error", "F3 worker", "F4", "F6", "F12", "F13")
@@ -164,7 +164,7 @@ def test_failing_tasks_zombies_and_a_commit_that_fails_after_it_took_effect(driv
     assert [bool(text.partition("\n")[2]) for text in run.log] == [True] * len(names)
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_answers_are_lost_and_brokers_are_killed_during_a_stream(driver, place, tmp_path):
     crashes = [
@@ -219,7 +219,7 @@ def anywhere(request, topic):
         yield real
 
 
-@pytest.mark.promise("Spark", "each row is written once, whichever process is killed at whatever point")
+@pytest.mark.promise("Spark", "each row is written exactly once, no matter which process is killed and when")
 @pytest.mark.timeout(400)
 def test_a_killed_executor_loses_and_duplicates_nothing(anywhere, executors, topic, tmp_path):
     run = Run(executors, anywhere, topic, tmp_path / "run")
@@ -227,10 +227,10 @@ def test_a_killed_executor_loses_and_duplicates_nothing(anywhere, executors, top
 
     assert play(run, crashes) == 2
 
-    # A second attempt failed the batch, or a second writer if Spark ran the stage again. If the dead task had not sent
-    # anything, a second writer succeeds at once; otherwise it never does (test_a_stage_that_runs_again... in
-    # test_task.py and test_apache_spark.py). A failed first attempt, which Spark does not repeat, is also logged with
-    # its reason.
+    # The batch failed because of a second attempt or, if Spark ran the stage again, because of a second writer. If the
+    # dead task had not sent anything, a second writer succeeds immediately; otherwise it never does
+    # (test_a_stage_that_runs_again... in test_task.py and test_apache_spark.py). A failed first attempt, which Spark
+    # does not repeat, is also logged with its reason.
     assert "SinkError: exactly_once: task " in run.log[0] or run.log[0] == "F3: exit 0\n"
     assert "SinkError: crash at row" in run.log[1]
     assert "SinkError: exactly_once: task " in run.log[2]
@@ -238,7 +238,7 @@ def test_a_killed_executor_loses_and_duplicates_nothing(anywhere, executors, top
     assert AGAIN in run.log[2]
 
 
-@pytest.mark.promise("Spark", "a query is started again if an executor was lost, a bounded number of times")
+@pytest.mark.promise("Spark", "a query is restarted if an executor was lost, up to a limited number of times")
 @pytest.mark.timeout(400)
 def test_a_query_whose_executor_is_killed_is_started_again_and_the_executor_is_named(
     anywhere, executors, topic, tmp_path

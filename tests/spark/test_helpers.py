@@ -192,7 +192,7 @@ def started(monkeypatch, losses):
     return lambda *queries: [*reversed(queries)]
 
 
-@pytest.mark.promise("Spark", "a query is started again if an executor was lost, a bounded number of times")
+@pytest.mark.promise("Spark", "a query is restarted if an executor was lost, up to a limited number of times")
 def test_a_query_is_started_again_after_a_loss(started, losses, caplog):
     losses.append(LOST)
     queries = started(Query(f"exactly_once: ... {AGAIN}"), Query("ExecutorLostFailure (executor 1)"), Query())
@@ -203,7 +203,7 @@ def test_a_query_is_started_again_after_a_loss(started, losses, caplog):
     assert LOST in caplog.text
 
 
-@pytest.mark.promise("Spark", "a query is started again if an executor was lost, a bounded number of times")
+@pytest.mark.promise("Spark", "a query is restarted if an executor was lost, up to a limited number of times")
 def test_the_error_of_a_batch_that_fails_too_often_names_the_losses(started, losses):
     losses.append(LOST)
     queries = started(Query(AGAIN), Query(AGAIN, progress=3), Query(AGAIN), Query())

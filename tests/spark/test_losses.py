@@ -99,4 +99,4 @@ def test_a_session_of_spark_connect_has_no_list_of_losses():
 def test_a_store_that_cannot_be_read_is_reported():
     watch = ExecutorLosses(session({"g": []}, error=Py4JError("no such method\nat line 1")), "g")
 
-    assert watch.losses() == ["its losses can't be read: no such method"]
+    assert watch.losses() == ["the losses can't be read: no such method"]

@@ -32,7 +32,7 @@ def driver(request):
 
 
 def reading(driver, servers, fault=None):
-    """Return the brokers as a place whose records are read by Spark's own source."""
+    """Return a place for these brokers, whose records are read by Spark's own source."""
 
     def committed(topic):
         ended = driver.play({"job": "read", "servers": servers, "topic": topic})
@@ -105,7 +105,8 @@ MISTAKES = [
 
 @pytest.mark.promise(
     "Spark",
-    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+    "the columns are those of Spark's own sink; they are checked on the driver, and the same mistakes "
+    "have the same messages",
 )
 @pytest.mark.timeout(900)
 def test_sparks_own_sink_reports_the_same_errors(driver):

@@ -48,7 +48,7 @@ def progress(number, name=None):
     return SimpleNamespace(progress=SimpleNamespace(batchId=number, name=name, id="q"))
 
 
-@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and a listener receives its figures")
 def test_a_listener_passes_on_the_figures_of_each_batch_once(tmp_path):
     path, seen = str(tmp_path / "reports.jsonl"), []
     add_line(path, "batch 0", totals([FIRST]), 1.0)  # of an earlier run
@@ -64,7 +64,7 @@ def test_a_listener_passes_on_the_figures_of_each_batch_once(tmp_path):
     assert seen == [(0, totals([FIRST, SECOND], 0.25)), (1, totals([SECOND]))]
 
 
-@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and a listener receives its figures")
 def test_a_listener_logs_by_default_and_waits_for_the_file(tmp_path, caplog):
     caplog.set_level("INFO", "aioproducer.spark")
     path = str(tmp_path / "reports.jsonl")

@@ -45,7 +45,8 @@ def said(caught):
 
 @pytest.mark.promise(
     "Spark",
-    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+    "the columns are those of Spark's own sink; they are checked on the driver, and the same mistakes "
+    "have the same messages",
 )
 def test_a_dataframe_is_written_with_all_parts_of_its_records(spark, cluster, topic):
     df = spark.range(100).selectExpr(
@@ -70,7 +71,8 @@ def test_a_dataframe_is_written_with_all_parts_of_its_records(spark, cluster, to
 
 @pytest.mark.promise(
     "Spark",
-    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+    "the columns are those of Spark's own sink; they are checked on the driver, and the same mistakes "
+    "have the same messages",
 )
 def test_the_topic_option_takes_precedence_over_the_topic_column(spark, cluster, topic):
     df = spark.range(30).selectExpr(
@@ -88,7 +90,7 @@ def test_the_topic_option_takes_precedence_over_the_topic_column(spark, cluster,
 
 @pytest.mark.promise(
     "Spark",
-    "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
+    "helpers put the rows of a partition into one task, rerun failed batches, and support update mode",
 )
 def test_keys_use_the_partitions_of_every_client_and_nulls_any_partition(spark, cluster, topic):
     df = spark.range(300).selectExpr(
@@ -161,8 +163,8 @@ def once(spark, cluster, topic, count=300, **options):
 
 @pytest.mark.promise(
     "Spark",
-    "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
-    "not note its commit",
+    "exactly once: a batch is committed as a whole, recognized when it is repeated, and skipped if Spark "
+    "did not record its commit",
 )
 def test_exactly_once_recognizes_a_repeated_write(spark, cluster, topic):
     for _ in range(2):
@@ -197,7 +199,7 @@ def test_another_job_with_the_same_id_is_rejected_unless_allowed(spark, cluster,
 
 
 @pytest.mark.promise(
-    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+    "Spark", "one transaction can cover several topics, and its marker survives changes to the list of topics"
 )
 @pytest.mark.parametrize("places", ["a mapping", "asked"])
 def test_exactly_once_writes_to_several_topics_and_places_rows_by_key(spark, cluster, topic, places):
@@ -304,8 +306,8 @@ def files(folder, count, first=0):
 
 @pytest.mark.promise(
     "Spark",
-    "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
-    "not note its commit",
+    "exactly once: a batch is committed as a whole, recognized when it is repeated, and skipped if Spark "
+    "did not record its commit",
 )
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_a_stream_continues_where_it_stopped(spark, cluster, topic, tmp_path, delivery):
@@ -344,7 +346,7 @@ def test_each_batch_adds_a_line_to_the_file_of_reports(spark, cluster, topic, tm
 
 
 @pytest.mark.slow
-@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and a listener receives its figures")
 def test_each_write_has_a_line_in_the_drivers_log(cluster, topic):
     options = {"topic": topic, "delivery": "exactly_once", "transactionalId": topic}
     order = {"job": "write", "servers": cluster.servers, "rows": 10, "partitions": 3, "options": options}
@@ -358,7 +360,7 @@ def test_each_write_has_a_line_in_the_drivers_log(cluster, topic):
 
 
 @pytest.mark.promise(
-    "Spark", "the first write of a query names the settings of Spark with which its rows would be cheaper"
+    "Spark", "the first write of a query names the Spark settings that would make its rows cheaper"
 )
 def test_the_first_write_of_large_rows_names_the_settings_that_make_them_cheaper(cluster, topic):
     order = {"job": "write", "servers": cluster.servers, "options": {"topic": topic}}
@@ -373,8 +375,8 @@ def test_the_first_write_of_large_rows_names_the_settings_that_make_them_cheaper
     lines = [line for line in log.splitlines() if " WARNING aioproducer.spark.sink: " in line]
     assert len(lines) == 1
     assert re.search(
-        r"the rows of this query would be cheaper with spark\.sql\.execution\.arrow\.maxBytesPerBatch=2097152 "
-        r"\(its largest Arrow batch was 10 MB, .*\) and "
+        r"the rows of this query would be cheaper to process with "
+        r"spark\.sql\.execution\.arrow\.maxBytesPerBatch=2097152 \(its largest Arrow batch was 10 MB, .*\) and "
         r"spark\.python\.unix\.domain\.socket\.enabled=true, set when the session is created$",
         lines[0],
     )
@@ -390,7 +392,7 @@ def test_foreach_batch_writes_large_rows_in_small_arrow_batches(cluster, topic):
         assert driver.play(order | {"rows": 70_000, "more": 1000}).code == 0
         log = driver._log()
 
-    assert "would be cheaper with spark.python.unix.domain.socket.enabled=true" in log
+    assert "would be cheaper to process with spark.python.unix.domain.socket.enabled=true" in log
     assert "largest Arrow batch" not in log
 
 
@@ -416,8 +418,8 @@ def test_a_new_checkpoint_is_refused(spark, cluster, topic, tmp_path):
 
 @pytest.mark.promise(
     "Spark",
-    "exactly once: a batch is committed whole, recognized when it is repeated, and skipped if Spark did "
-    "not note its commit",
+    "exactly once: a batch is committed as a whole, recognized when it is repeated, and skipped if Spark "
+    "did not record its commit",
 )
 def test_a_batch_whose_commit_spark_did_not_record_is_skipped(spark, cluster, topic, tmp_path):
     options = {"delivery": "exactly_once", "transactionalId": topic}
@@ -433,7 +435,7 @@ def test_a_batch_whose_commit_spark_did_not_record_is_skipped(spark, cluster, to
 
 
 @pytest.mark.promise(
-    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+    "Spark", "one transaction can cover several topics, and its marker survives changes to the list of topics"
 )
 def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_path):
     """The last batch was committed in Kafka but not in Spark; then the query starts with one more topic."""
@@ -467,7 +469,7 @@ def test_a_longer_list_of_topics_keeps_the_marker(spark, cluster, topic, tmp_pat
 
 @pytest.mark.promise(
     "Spark",
-    "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
+    "helpers put the rows of a partition into one task, rerun failed batches, and support update mode",
 )
 def test_foreach_batch_supports_update_mode_and_retries_a_failed_batch(spark, cluster, topic, tmp_path):
     files(tmp_path / "in", 3)
@@ -513,7 +515,7 @@ def test_foreach_batch_supports_update_mode_and_retries_a_failed_batch(spark, cl
 
 @pytest.mark.promise(
     "Spark",
-    "helpers put the rows of a partition into one task, run failed batches again, and serve update mode",
+    "helpers put the rows of a partition into one task, rerun failed batches, and support update mode",
 )
 def test_foreach_batch_does_not_retry_a_batch_of_a_stopped_query(spark, cluster, topic, tmp_path, caplog):
     files(tmp_path / "in", 1)

@@ -69,7 +69,7 @@ def test_a_report_lists_the_rows_of_each_partition(cluster):
 
 @pytest.mark.promise(
     "Spark",
-    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+    "at least once: a worker keeps its producer, and drops it with all its pending records when a task fails",
 )
 def test_a_workers_producer_is_reused_and_dropped_when_it_fails(cluster):
     options = options_of(cluster)
@@ -89,7 +89,7 @@ def test_a_workers_producer_is_reused_and_dropped_when_it_fails(cluster):
 
 @pytest.mark.promise(
     "Spark",
-    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+    "at least once: a worker keeps its producer, and drops it with all its pending records when a task fails",
 )
 def test_no_record_of_a_failed_task_is_sent_later(cluster):
     def batches():
@@ -121,7 +121,7 @@ def write_in_child(options):
 
 @pytest.mark.promise(
     "Spark",
-    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+    "at least once: a worker keeps its producer, and drops it with all its pending records when a task fails",
 )
 def test_a_forked_worker_has_its_own_producer(cluster):
     options = options_of(cluster)
@@ -137,7 +137,7 @@ def test_a_forked_worker_has_its_own_producer(cluster):
 
 @pytest.mark.promise(
     "Spark",
-    "at least once: a worker's producer is kept, and dropped with everything on its way when a task fails",
+    "at least once: a worker keeps its producer, and drops it with all its pending records when a task fails",
 )
 def test_unacknowledged_bytes_are_limited(cluster, monkeypatch):
     most = []
@@ -160,7 +160,7 @@ def test_unacknowledged_bytes_are_limited(cluster, monkeypatch):
 
 @pytest.mark.promise(
     "Spark",
-    "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
+    "rows of small Arrow batches go into the buffer 4 MB at a time, since each call costs a wake-up of "
     "the loop's thread; all batches of a task have the same columns",
 )
 def test_small_batches_go_into_the_buffer_together(cluster, monkeypatch):
@@ -184,7 +184,7 @@ def test_small_batches_go_into_the_buffer_together(cluster, monkeypatch):
 
 @pytest.mark.promise(
     "Spark",
-    "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
+    "rows of small Arrow batches go into the buffer 4 MB at a time, since each call costs a wake-up of "
     "the loop's thread; all batches of a task have the same columns",
 )
 def test_rows_of_several_batches_go_to_their_own_topics(cluster):
@@ -320,7 +320,7 @@ def test_the_second_writer_of_a_partition_gets_an_error_with_advice(cluster, cou
 def test_a_stage_that_runs_again_after_its_dead_task_was_acknowledged_is_detected(
     version, timestamps, monkeypatch
 ):
-    """The second writer also has attempt number 0 and as many rows, but other ones."""
+    """The second writer also has attempt number 0 and the same number of rows, but different rows."""
     with stage(1, transaction_version=version) as cluster:
         config = {"message.timestamp.type": timestamps}
         cluster.call(lambda: cluster.cluster.create_topic("t", 3, config=config))
@@ -372,7 +372,7 @@ def test_a_nonexistent_partition_is_rejected_without_waiting(cluster):
 
 @pytest.mark.promise(
     "Spark",
-    "rows of small Arrow batches go into the buffer 4 MB at a time, since each time costs a wake-up of "
+    "rows of small Arrow batches go into the buffer 4 MB at a time, since each call costs a wake-up of "
     "the loop's thread; all batches of a task have the same columns",
 )
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_an_abort_fences_remaining_writers_and_never_raises(cluster, reported):
     exactly_once.abort(broken, plan, [report])
 
 
-@pytest.mark.promise("Spark", "the outcome of a Spark commit whose response is lost is found out")
+@pytest.mark.promise("Spark", "the outcome of a Spark commit is determined even if the response is lost")
 def test_a_lost_answer_to_the_commit_is_recovered(cluster):
     """F9: the commit is sent again, or its result is found in the marker."""
     options, plan = planned(cluster)
@@ -486,7 +486,7 @@ def test_a_lost_answer_to_the_commit_is_recovered(cluster):
     assert len(cluster.committed("t")) == 10
 
 
-@pytest.mark.promise("Spark", "the outcome of a Spark commit whose response is lost is found out")
+@pytest.mark.promise("Spark", "the outcome of a Spark commit is determined even if the response is lost")
 def test_a_commit_that_is_never_answered_is_found_in_the_log(cluster):
     options, plan = planned(cluster, **{"kafka.max.block.ms": "1500"})
     report = write(options, plan, [placed(0, 10, 0)])
@@ -542,7 +542,7 @@ def rows_for(topics, first=0, partition=0):
 
 
 @pytest.mark.promise(
-    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+    "Spark", "one transaction can cover several topics, and its marker survives changes to the list of topics"
 )
 def test_rows_for_several_topics_are_committed_together(cluster):
     options, plan = planned(cluster, **TOPICS)
@@ -561,7 +561,7 @@ def test_rows_for_several_topics_are_committed_together(cluster):
 
 
 @pytest.mark.promise(
-    "Spark", "one transaction for several topics, whose marker survives changes of their list"
+    "Spark", "one transaction can cover several topics, and its marker survives changes to the list of topics"
 )
 def test_the_newest_marker_of_all_topics_counts(cluster):
     """Topic u leaves the list, and later returns with an older marker; topic w is new."""

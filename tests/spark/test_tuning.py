@@ -29,7 +29,7 @@ def test_a_unix_socket_is_named_where_spark_has_it_and_the_write_is_large():
 
     assert advice([over_tcp]) == ""
     assert advice([over_tcp, SMALL]) == (
-        f"the rows of this query would be cheaper with {UNIX_SOCKET}=true, set when the session is created"
+        f"the rows of this query would be cheaper to process with {UNIX_SOCKET}=true, set when the session is created"
     )
     assert f" and {UNIX_SOCKET}=true, set when" in advice([LARGE, SMALL, over_tcp])
 

@@ -40,7 +40,7 @@ def collector(monkeypatch):
 @pytest.mark.promise(
     "Spark",
     "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
-    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+    "and data that Spark writes to a task is acknowledged without a delay of 40 ms",
 )
 def test_imported_objects_are_excluded_from_garbage_collection_once(main, collector):
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_imported_objects_are_excluded_from_garbage_collection_once(main, collec
 @pytest.mark.promise(
     "Spark",
     "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
-    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+    "and data that Spark writes to a task is acknowledged without a delay of 40 ms",
 )
 def test_a_process_that_is_not_sparks_is_not_changed(main, collector):
     main.name = "my.job"
@@ -67,7 +67,7 @@ def test_a_process_that_is_not_sparks_is_not_changed(main, collector):
 @pytest.mark.promise(
     "Spark",
     "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
-    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+    "and data that Spark writes to a task is acknowledged without a delay of 40 ms",
 )
 def test_modules_in_archives_are_imported_as_before(main, collector, monkeypatch, tmp_path):
     archive = tmp_path / "some.zip"
@@ -116,7 +116,7 @@ def called_by_the_daemon(connection: socket.socket | None, function=worker.ackno
 @pytest.mark.promise(
     "Spark",
     "between two calls, PySpark's processes neither scan imported objects nor read their archives again, "
-    "and what Spark writes to a task is acknowledged without a delay of 40 ms",
+    "and data that Spark writes to a task is acknowledged without a delay of 40 ms",
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
 def test_data_from_the_jvm_is_acknowledged_immediately(main, connection):
@@ -168,7 +168,7 @@ def bare_logger(monkeypatch):
     return logger
 
 
-@pytest.mark.promise("Spark", "each batch has a log line on the driver, and its figures in a listener")
+@pytest.mark.promise("Spark", "each batch has a log line on the driver, and a listener receives its figures")
 def test_messages_go_to_the_drivers_log_once(main, monkeypatch, capsys):
     logger = bare_logger(monkeypatch)
     for _ in range(2):

@@ -43,7 +43,8 @@ def wrong(df, cluster, **options):
 
 @pytest.mark.promise(
     "Spark",
-    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+    "the columns are those of Spark's own sink; they are checked on the driver, and the same mistakes "
+    "have the same messages",
 )
 @pytest.mark.parametrize(
     ("columns", "options", "text"),
@@ -122,7 +123,8 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
 
 @pytest.mark.promise(
     "Spark",
-    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+    "the columns are those of Spark's own sink; they are checked on the driver, and the same mistakes "
+    "have the same messages",
 )
 @pytest.mark.parametrize(
     ("options", "text"),
@@ -176,7 +178,8 @@ def test_columns_of_a_stream_are_checked_before_anything_is_planned():
 
 @pytest.mark.promise(
     "Spark",
-    "the columns are those of Spark's own sink, checked on the driver, with its words for the same mistakes",
+    "the columns are those of Spark's own sink; they are checked on the driver, and the same mistakes "
+    "have the same messages",
 )
 def test_mistakes_are_reported_before_any_task_runs(spark, cluster):
     df = spark.range(3).selectExpr("'x' AS value")
@@ -245,8 +248,8 @@ def test_with_speculation_no_task_writes_exactly_once(spark, cluster, topic):
 
 @pytest.mark.promise(
     "Spark",
-    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
-    "is noted as written that is not",
+    "reading, a table's options in SQL, the continuous trigger and modes other than append are rejected "
+    "with advice; no unwritten row is recorded as written",
 )
 @pytest.mark.parametrize(
     ("mode", "text"),
@@ -269,8 +272,8 @@ def test_modes_other_than_append_are_rejected(spark, cluster, topic, mode, text)
 
 @pytest.mark.promise(
     "Spark",
-    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
-    "is noted as written that is not",
+    "reading, a table's options in SQL, the continuous trigger and modes other than append are rejected "
+    "with advice; no unwritten row is recorded as written",
 )
 def test_sql_options_must_be_in_the_insert_since_those_of_a_table_are_lost(spark, cluster, topic, table):
     options = f"'kafka.bootstrap.servers' = '{cluster.servers}', 'topic' = '{topic}'"
@@ -286,8 +289,8 @@ def test_sql_options_must_be_in_the_insert_since_those_of_a_table_are_lost(spark
 
 @pytest.mark.promise(
     "Spark",
-    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
-    "is noted as written that is not",
+    "reading, a table's options in SQL, the continuous trigger and modes other than append are rejected "
+    "with advice; no unwritten row is recorded as written",
 )
 def test_reading_is_left_to_sparks_own_source(spark, table):
     with pytest.raises(Exception, match="only writes; read from Kafka with Spark's own source"):
@@ -384,8 +387,8 @@ def test_a_continuous_query_with_a_local_checkpoint_ends_at_once(
 
 @pytest.mark.promise(
     "Spark",
-    "modes other than append, SQL, reading and the continuous trigger are rejected with advice; nothing "
-    "is noted as written that is not",
+    "reading, a table's options in SQL, the continuous trigger and modes other than append are rejected "
+    "with advice; no unwritten row is recorded as written",
 )
 @pytest.mark.parametrize("options", [{}, ONCE], ids=["at_least_once", "exactly_once"])
 def test_a_continuous_query_records_no_progress_and_ends(spark, cluster, topic, tmp_path, options):

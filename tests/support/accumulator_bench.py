@@ -1,4 +1,4 @@
-"""An accumulator without a sender or a socket: its executor works on request, and its event counts the sets."""
+"""An accumulator without a sender or a socket. Its executor works on request; its event counts how often it is set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aioproducer.types import Node
 
 NODES = {number: Node(number, f"broker-{number}", 9092) for number in range(3)}
 LONG = 60_000
-"""Linger, in ms, of batches that must not become due by themselves."""
+"""The linger, in ms, for batches that must not become due by themselves."""
 
 
 def topic_info(leaders: Iterable[int], name: str = "orders", topic_id: int = 1) -> TopicInfo:
@@ -53,7 +53,7 @@ class CountingEvent(asyncio.Event):
         super().set()
 
     def counted(self) -> int:
-        """Return the number of sets since the last call."""
+        """Return how often the event was set since the last call."""
         sets, self.sets = self.sets, 0
         return sets
 
@@ -162,7 +162,7 @@ class Bench:
         later: float = 0.0,
         may_send: Callable[[PartitionQueue], bool] = lambda queue: True,
     ) -> tuple[list[ProducerBatch], bool]:
-        """Drain batches due for the node, at most one for each partition; also return whether others may be left."""
+        """Drain batches due for the node, at most one for each partition; also return whether more may be left."""
         return drain(
             self.accumulator,
             may_send,
@@ -230,6 +230,6 @@ def small_bench(**settings: object) -> Bench:
 
 
 def note_answered(batch: ProducerBatch) -> None:
-    """Take a batch from those in flight, as the sender does when it was answered."""
+    """Remove a batch from those in flight, as the sender does when the batch is answered."""
     queue = batch.queue
     queue.in_flight = tuple(other for other in queue.in_flight if other is not batch)

@@ -1,4 +1,4 @@
-"""Usages of aiokafka's producer from its documentation: start to stop, records, batches, transactions, errors.
+"""Uses of aiokafka's producer, taken from its documentation: start to stop, records, batches, transactions, errors.
 
 Each takes the imported package and the address of a cluster, and returns what the user saw.
 test_aiokafka_surface.py runs it with both clients."""

@@ -1,7 +1,7 @@
 """Real clusters shared by several tests: started before the first test, stopped after the last.
 
-A fixture of scope "module" or "session" yields from `running`, which has its own event loop, since each test has
-another one.
+A fixture of scope "module" or "session" yields from `running`, which has its own event loop, since the loop of a test
+ends with that test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTICES_SOON = {
 LEAN = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """JVM options for a broker that has little to do: it starts fast."""
 SHARED = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""The same with enough memory for all tests of a session."""
+"""The same, but with enough memory for all tests of a session."""
 
 
 @contextmanager
@@ -47,8 +47,8 @@ def running(
 ) -> Iterator[ApacheKafka]:
     """Run a block with a started cluster, in which `prepare` has created the topics.
 
-    If Kafka or Java is missing, the tests are skipped, or fail in CI (CI=true). With the `request` of the fixture,
-    the brokers' logs are kept if tests fail in the block.
+    If Kafka or Java is missing, the tests are skipped, or fail in CI (CI=true). If `request` (of the fixture) is
+    passed, the brokers' logs are kept when tests fail in the block.
     """
 
     async def start() -> None:

@@ -47,9 +47,9 @@ class Recovery(NamedTuple):
     """The duration of a recovery, in seconds from the strike."""
 
     recovered: float
-    """Until each partition had acknowledged a record that was sent after the strike."""
+    """The time until each partition had acknowledged a record that was sent after the strike."""
     elected: float | None
-    """Until a running broker knew another leader of each partition; None if that did not happen."""
+    """The time until a running broker knew a new leader for each partition; None if that did not happen."""
 
     def __str__(self) -> str:
         leaders = "the same leaders" if self.elected is None else f"new leaders after {self.elected:.2f} s"
@@ -103,7 +103,7 @@ class Load:
         self._progress.set()
 
     async def until(self, condition: Callable[[], bool], timeout: float = 60_000 * MS) -> None:
-        """Wait for a condition that only the end of a delivery can make true."""
+        """Wait for a condition that can become true only when a delivery ends."""
         async with asyncio.timeout(timeout):
             while not condition():
                 self._progress.clear()
@@ -136,7 +136,7 @@ class Load:
         return asyncio.get_running_loop().time() - self._struck_at
 
     async def until_all_partitions_recovered(self) -> float:
-        """Wait for the same without asking a broker; return the seconds from the strike."""
+        """The same as `until_recovered`, without asking a broker; return the seconds from the strike."""
         await self.until(lambda: not self._recovering)
         return max(self.first_ack_after.values())
 

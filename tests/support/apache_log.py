@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
     log: Log
     batches: dict[int, list[DumpedBatch]]
-    """By partition."""
+    """The batches by partition."""
 
     @property
     def codecs(self) -> set[str]:
@@ -215,7 +215,7 @@ def assert_same(shown: DumpedRecord, record: LogRecord) -> None:
 
 
 def assert_sequences_continue(batches: Iterable[DumpedBatch], any_first: bool = False) -> None:
-    """Assert that each producer id starts at 0 in each epoch and leaves no gap, not even within a batch."""
+    """Assert that the sequence numbers of each producer id start at 0 in each epoch and have no gaps."""
     following: dict[tuple[int, int], int] = {}
     for batch in batches:
         numbers = [record.sequence for record in batch.records]

@@ -11,7 +11,7 @@ from tests.conftest import MS
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -59,7 +59,7 @@ def descriptors() -> dict[str, str]:
 
 
 async def until(condition: Callable[[], object], timeout: float = 30_000 * MS) -> None:
-    """Poll a condition that other processes fulfil, since they set no events."""
+    """Poll a condition that depends on other processes, since they set no events."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(10 * MS)

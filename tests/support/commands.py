@@ -74,7 +74,7 @@ class Running:
         self._child.send_signal(number)
 
     async def ended(self) -> Ended:
-        """Close standard input and wait for the end."""
+        """Close standard input and wait for the command to end."""
         if self._child.stdin is not None:
             self._child.stdin.close()
         out, err = await asyncio.wait_for(self._child.communicate(), WAIT)
@@ -83,7 +83,7 @@ class Running:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a command, without the settings for aioproducer and colours of this process."""
+    """The environment of a command: that of this process, without its settings for aioproducer and colours."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("AIOPRODUCER_")}
     plain |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "COLUMNS": "100"}
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -154,7 +154,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     async def ended(self) -> int:
-        """Wait for the end and return the exit code."""
+        """Wait for the command to end and return its exit code."""
         async with asyncio.timeout(WAIT):
             code = await self._child.wait()
             while not self._is_closed:

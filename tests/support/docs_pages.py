@@ -28,7 +28,7 @@ class Block:
 
     page: Path
     line: int
-    """The number of its first line of code in the page, counted from 1."""
+    """The 1-based line number of its first line of code in the page."""
     language: str
     code: str
     is_hidden: bool = False
@@ -45,7 +45,7 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file for the block: named by a first line such as `# app.py`, or chosen for a test; else None."""
+        """The block's file: named in a first line such as `# app.py`, or chosen if it is a test; otherwise None."""
         named = _FILE_NAME.match(self.code.partition("\n")[0])
         if named:
             return named[1]
@@ -101,7 +101,7 @@ def blocks_of(page: Path) -> list[Block]:
     """All blocks of a page, in order.
 
     Raises:
-        ValueError: a fence or a comment does not end, or the language of a block is unknown.
+        ValueError: a fence or a comment is not closed, or the language of a block is unknown.
     """
     return list(_blocks(page, page.read_text()))
 
@@ -118,7 +118,7 @@ def _blocks(page: Path, text: str) -> Iterator[Block]:
             end = _find(page, lines, at, f"{indent}{mark}")
             language = {"py": "python", "": "text", "sh": "bash", "shell": "bash"}.get(language, language)
             if language not in ("python", *PARSED, *NOT_RUN):
-                raise ValueError(f"{page.name}:{at}: nobody knows how to check a block of {language!r}")
+                raise ValueError(f"{page.name}:{at}: there is no check for a block of {language!r}")
             yield Block(
                 page,
                 at + 1,

@@ -130,7 +130,7 @@ class Page:
         self._has_tests = False
 
     async def run(self) -> None:
-        """Run all blocks and tests of the page. Errors of its code are raised with a note about their place."""
+        """Run all blocks and tests of the page. Errors in its code are raised with a note about their place."""
         await asyncio.sleep(0)
         before = asyncio.all_tasks()
         for block in blocks_of(self._path):
@@ -251,7 +251,7 @@ def extract(folder: Path, sources: list[Path]) -> None:
                 lines += [""] * (block.line - 1 - len(lines))
                 lines += block.code.splitlines()
             elif (file := folder / block.file_name).exists():
-                raise ValueError(f"{block.place}: another page has a file {file.name}, take another name")
+                raise ValueError(f"{block.place}: another page has a file {file.name}; choose another name")
             else:
                 file.write_text(block.padded(block.code))
         module = re.sub(r"[^a-z]", "_", name.lower().removesuffix(".md"))

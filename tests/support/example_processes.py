@@ -13,7 +13,7 @@ from tests.support.producing import within
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 DEADLINE = 30
-"""Seconds, on a fast machine, in which an example must take its next step."""
+"""The time limit for each step of an example, in seconds on a fast machine."""
 
 
 class Example:
@@ -35,7 +35,7 @@ class Example:
         return None
 
     async def finish(self, number: int | None = None) -> tuple[int | None, str, str]:
-        """Send a signal, if given, and wait for the end; return the exit status and the rest of stdout and stderr."""
+        """Send a signal, if given, and wait for the exit; return the status and the rest of stdout and stderr."""
         if number is not None:
             self.process.send_signal(number)
         out, err = await within(DEADLINE, self.process.communicate())

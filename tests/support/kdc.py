@@ -25,7 +25,7 @@ _TOOLS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
 
 
 class Kdc:
-    """A KDC: the environment variables that lead to it, and its keys."""
+    """A KDC: the environment variables that point to it, and its keys."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder

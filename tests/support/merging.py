@@ -9,7 +9,7 @@ from aioproducer.protocol.messages import MetadataResponse
 
 
 def merged(cluster: Cluster, response: MetadataResponse, asked: Collection[str]) -> Cluster:
-    """The snapshot after a response about the topics `asked`."""
+    """The snapshot after the response to a request for the topics `asked`."""
     steps = cluster.merging(response, asked)
     while True:
         try:

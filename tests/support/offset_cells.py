@@ -1,4 +1,4 @@
-"""Answers of brokers about a group's offsets in transactions: AddOffsetsToTxn, TxnOffsetCommit, OffsetFetch."""
+"""Brokers' answers about a group's offsets in transactions: AddOffsetsToTxn, TxnOffsetCommit, OffsetFetch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local collector that keeps what it receives by OTLP over HTTP."""
+"""A local collector that keeps the data it receives by OTLP over HTTP."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ QUICK = {
 """Settings of a producer that does not keep a test waiting."""
 
 ONE_BATCH_PER_RECORD = {"batch_size": 1}
-"""Each record is larger than this and gets a separate batch."""
+"""Settings that give each record a separate batch, since every record is larger than this `batch_size`."""
 
 FOUR_RECORDS_FILL_IT = {"batch_size": 1024, "buffer_memory": 4096}
-"""The buffer then has room for four records of `LARGE` bytes, but not for a fifth."""
+"""Settings with which the buffer has room for four records of `LARGE` bytes, but not for a fifth."""
 LARGE = 900
 
 
@@ -167,25 +167,25 @@ def timers_left() -> list[asyncio.TimerHandle]:
 
 
 async def until(condition: Callable[[], object], seconds: float = 2) -> None:
-    """Let the loop run until the condition holds; fail after `seconds` (of a fast machine)."""
+    """Let the loop run until the condition holds; fail after `seconds` (on a fast machine)."""
     async with at_most(seconds * 1000 * MS):
         while not condition():  # noqa: ASYNC110  # the condition sets no event
             await asyncio.sleep(MS)
 
 
 async def until_chosen_from(producer: Producer, condition: Callable[[], object]) -> None:
-    """Wait until the condition holds and the sender has seen the current metadata, so that partitions follow it."""
+    """Wait until the condition holds and the sender has seen the current metadata, from which it chooses partitions."""
     await until(lambda: condition() and producer._sender._seen_metadata == producer._metadata.version)
 
 
 async def within(seconds: float, waited_for: Awaitable[T]) -> T:
-    """Await `waited_for`; fail after `seconds` (of a fast machine)."""
+    """Await `waited_for`; fail after `seconds` (on a fast machine)."""
     async with at_most(seconds * 1000 * MS):
         return await waited_for
 
 
 async def results(deliveries: Iterable[Delivery], seconds: float = 3) -> list[RecordMetadata | BaseException]:
-    """Wait for the metadata or the error of each record; fail after `seconds` (of a fast machine)."""
+    """Wait for the metadata or the error of each record; fail after `seconds` (on a fast machine)."""
     deliveries = list(deliveries)
     if deliveries:
         try:

@@ -50,7 +50,7 @@ class Promise(NamedTuple):
 
 
 class MarkError(ValueError):
-    """A mark without a section and a text, or a mark that is not on a test; the message begins with file and line."""
+    """A mark lacks a section or a text, or is not on a test; the message begins with the file and the line."""
 
 
 def promises() -> dict[Promise, list[str]]:

@@ -1,4 +1,4 @@
-"""Counts phrases that make our prose hard to read, per 10,000 words of each room.
+"""Counts phrases that make our prose hard to read, per 10,000 words of each part of it.
 
     python -m tests.support.prose [--hits] [aioproducer/network docs ...]
 
@@ -26,7 +26,7 @@ OPENING = "opening"
 SAMPLES = "tests/project/test_prose.py"
 """The test file with samples of each phrase, which do not count."""
 PRINTED = "benchmarks/RESULTS.md"
-"""The figures, printed by benchmarks/report.py; its prose is REMARKS.md, which counts."""
+"""The file of figures that benchmarks/report.py prints. Its prose comes from REMARKS.md, which counts."""
 FEWEST_WORDS = 4
 """String literals with fewer words are names or values, not prose."""
 
@@ -265,13 +265,13 @@ READERS: dict[str, Reader] = {
     ".yaml": prose_of_yaml,
     "Makefile": prose_of_hashes,
 }
-"""By the suffix of a file's name, or by the name if it has no suffix."""
+"""The reader for each file, by the suffix of its name, or by the name itself if it has no suffix."""
 BUILT = {".venv", "__pycache__", "build"}
 """Directories with files that are not the project's own."""
 
 
 def reader_of(file: Path) -> Reader | None:
-    """The reader of a file that counts, otherwise None."""
+    """The reader for a file, or None if the file does not count."""
     path = file.relative_to(ROOT)
     is_compiled = file.suffix == ".c" and file.with_suffix(".pyx").exists()
     if BUILT & set(path.parts) or is_compiled or path.as_posix() in (SAMPLES, PRINTED):
@@ -282,7 +282,7 @@ def reader_of(file: Path) -> Reader | None:
 # -------------------------------------------------------------------------------------------------------- the parts
 
 ROOMS = ("aioproducer", "tests")
-"""Directories whose folders are parts of their own; their names mean only the files directly in them."""
+"""Directories whose folders are separate parts; the name of such a directory means only the files directly in it."""
 
 
 def folders(room: str) -> list[str]:

@@ -69,7 +69,7 @@ NOBODY = Identity(-1, -1)
 
 
 def refused(code: ErrorCode) -> Identity:
-    """The identity that comes with an error code."""
+    """The identity in a response with an error code."""
     return Identity(-1, -1, code)
 
 
@@ -203,7 +203,7 @@ class Transactions:
     async def add_topics(
         self, producer: Identity, topics: Mapping[str, Sequence[int]], *, version: int = 3
     ) -> dict[tuple[str, int], int]:
-        """AddPartitionsToTxn of several topics."""
+        """AddPartitionsToTxn for several topics."""
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.name,
             v3_and_below_producer_id=producer.producer_id,
@@ -428,7 +428,7 @@ class Transactions:
 
 def txn_batch(producer: Identity, sequence: int, *values: bytes, transactional: bool = True) -> bytes:
     """A batch of a transactional producer."""
-    # The current time. After older records, the marker would begin a new segment, and Kafka would delete the old one.
+    # The current time: after older records, the marker would begin a new segment, and Kafka would delete the old one.
     now = int(time.time() * 1000)
     return encode_batch(
         [OracleRecord(now, None, value) for value in values],

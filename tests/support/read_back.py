@@ -70,8 +70,8 @@ async def read_back(
         servers: "host:port,host:port".
         topic: must exist.
         offsets: the partitions to read, each with its first offset; all from the beginning by default.
-        until: for some partitions, an offset before which an end of the partition is ignored. It is needed just
-            after a change of leaders, while followers and leader do not agree yet on the high watermark.
+        until: for some partitions, the offset before which an apparent end of the partition is ignored. It is needed
+            just after a leader change, while the replicas do not agree yet on the high watermark.
         committed_only: leave out records of aborted and open transactions.
         timeout: in seconds.
 

@@ -1,4 +1,4 @@
-"""Measures the resources of a long run at regular times, and finds those that grow."""
+"""Measures the resources of a long run at regular intervals, and finds those that grow."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Sample:
 
 
 def use_malloc_only() -> None:
-    """Let Python allocate all its memory with malloc, whose bytes in use can be counted; this restarts the program,
-    unless it does so already.
+    """Make Python allocate all its memory with malloc, whose bytes in use can be counted. This restarts the program,
+    unless Python already uses only malloc.
 
-    The resident memory of a process is no measure of growth: an allocator keeps whole pages, and Python's own whole
-    megabytes, for a single small object that survived a peak."""
+    The resident memory of a process does not show growth: for a single small object that survives a peak, an
+    allocator keeps a whole page, and Python's own allocator a whole megabyte."""
     if not _uses_malloc_only():
         os.execve(
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONMALLOC": "malloc"}

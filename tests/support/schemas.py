@@ -153,7 +153,7 @@ class ScriptedRegistry:
 
 
 class RegistryInMemory(ScriptedRegistry):
-    """A registry that several processes can share: it also returns the schemas that it accepted."""
+    """A registry that keeps the schemas it accepts and returns them by id, so several processes can share it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def api_versions(**ranges: tuple[int, int]) -> ApiVersionsResponse:
 def metadata_response(
     port: int, topics: dict[str, int] | None = None, node_id: int = 0, **fields: object
 ) -> MetadataResponse:
-    """A response with one broker that leads all partitions; `topics` are their numbers by topic."""
+    """A response with one broker that leads all partitions; `topics` has the number of partitions of each topic."""
     return MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=node_id, host=HOST, port=port)],
         cluster_id="test",
@@ -236,7 +236,7 @@ class Net:
         await self.metadata.first_update(asyncio.get_running_loop().time() + LONG)
 
     async def become_ready(self, node_id: int) -> None:
-        """Wait for a node like the sender: ask, then sleep until the wake-up event or the time to retry."""
+        """Wait for a node as the sender does: check it, then sleep until the wake-up event or the time to retry."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(LONG):
             while True:

@@ -1,4 +1,4 @@
-"""The sink with places at which it can fail, on the driver or in a task: once, at the n-th visit.
+"""A sink that can be made to fail at one of several places, on the driver or in a task: once, at the n-th visit.
 
 Spark unpickles `CrashingSink` in each of its processes. This imports the module there and installs the wrappers below.
 All processes share the files that contain the order and count the visits."""
@@ -38,7 +38,7 @@ _plan = exactly_once.plan
 
 
 def give_order(order: Mapping[str, Any]) -> None:
-    """Replace the order. A process that still follows the last order uses the files of that one."""
+    """Replace the order. A process that still follows the previous order goes on using the files of that order."""
     folder = Path(os.environ[FOLDER])
     number = _order()["number"] + 1 if (folder / "order").exists() else 1
     (folder / "fresh").write_text(json.dumps({**order, "number": number}))
@@ -55,7 +55,7 @@ def _file(name: str, order: Mapping[str, Any]) -> Path:
 
 
 def visits() -> int:
-    """The number of visits to the place of the order."""
+    """The number of visits to the place that the order names."""
     path = _file(VISITS, _order())
     return path.stat().st_size if path.exists() else 0
 
@@ -80,7 +80,7 @@ def visit(place: str, arguments: tuple[Any, ...]) -> None:
     if act == "zombie" and count == order["visit"] + 1:
         raise RuntimeError(
             "another task fails meanwhile"
-        )  # not an error of Kafka's: Spark gives the batch up at once
+        )  # not an error from Kafka, so Spark abandons the batch at once
     if count != order["visit"]:
         return
     if act == "driver":
@@ -136,7 +136,7 @@ def _forgetful(is_done: Callable[..., bool]) -> Callable[..., bool]:
     return lambda plan, version: not _order()[NO_MARKER] and is_done(plan, version)
 
 
-if FOLDER in os.environ:  # not in the process of a test, which only uses the names
+if FOLDER in os.environ:  # not in the test's own process, which only uses the names
     _around(exactly_once, "plan", "plan", "planned")
     _around(exactly_once, "commit", "commit", "committed")
     _around(exactly_once, "_end", "end")

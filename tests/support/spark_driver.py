@@ -1,4 +1,4 @@
-"""A Spark driver in a separate process, which carries out one order after the other until it is killed.
+"""A Spark driver in a separate process, which carries out one order after another until it is killed.
 
     python -m tests.support.spark_driver DESCRIPTOR MASTER JARS  # orders on stdin, answers to that descriptor: JSON
 
@@ -138,8 +138,8 @@ def main(answers: int, master: str, jars: str) -> None:
 
 
 def write_rows(spark: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Write as many rows as the order says, each with so many bytes more (`more`), with the sink that Spark finds by
-    its name."""
+    """Write the number of rows in the order, each with `more` additional bytes, to the sink that Spark finds by
+    name."""
     value = f"concat('v', id, repeat('x', {order.get('more', 0)})) AS value"
     df = spark.range(0, order["rows"], 1, order.get("tasks")).selectExpr("CAST(id AS string) AS key", value)
     if order["options"].get("delivery") == "exactly_once":

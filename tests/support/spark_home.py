@@ -1,8 +1,8 @@
 """Starts Spark in less than half the usual time.
 
-Spark's Python processes import from pyspark.zip, which has no bytecode, so each of them compiles for some 0.5 s.
-Without that archive they use the installed package. Java maps the classes of an earlier run instead of reading 250
-jars."""
+Spark's Python processes import from pyspark.zip, which has no bytecode, so each of them spends about 0.5 s on
+compiling. Without that archive, they use the installed package. Java maps the classes of an earlier run instead of
+reading 250 jars."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def home() -> Path:
 
 @functools.cache
 def java_options() -> str:
-    """Options for Java: a single compiler, and the classes of an earlier run, which is started if there was none."""
+    """Options for Java: a single compiler, and the classes of an earlier run. If there was none, one is started."""
     kept = ROOT / "build" / f"spark-{pyspark.__version__}.jsa"
     if not kept.exists() and DUMP not in os.environ:
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
@@ -50,7 +50,7 @@ def java_options() -> str:
             check=True,
             timeout=RUN_TIMEOUT,
         )
-        if fresh.exists():  # not every Java can write it
+        if fresh.exists():  # not every Java can write this file
             fresh.rename(kept)
     told = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
     if SCRATCH in os.environ:  # a killed driver leaves its directories behind
@@ -67,7 +67,7 @@ DUMP = "TEST_SPARK_CLASSES"
 
 
 def main() -> None:
-    """Run a stream from a file to the sink, which loads the classes that all streams use."""
+    """Run a stream from a file to the sink, to load the classes that all streams use."""
     import tempfile
 
     from pyspark import SparkContext

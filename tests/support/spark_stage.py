@@ -49,7 +49,7 @@ def session(master: str = "local[2]", **settings: Any) -> SparkSession:
     try:
         return builder.getOrCreate()
     finally:
-        del os.environ["SPARK_HOME"]  # processes of another Spark version need another one
+        del os.environ["SPARK_HOME"]  # processes of another Spark version need another home
 
 
 class Found(NamedTuple):
@@ -80,7 +80,7 @@ class Stage:
 
     @contextmanager
     def without_new_topics(self) -> Iterator[None]:
-        """Create no topic when it is first used."""
+        """Turn off the creation of topics on first use."""
         self.call(lambda: setattr(self.cluster, "auto_create", False))
         try:
             yield
@@ -110,7 +110,7 @@ class Stage:
 
 
 class ApacheStage:
-    """A real cluster that creates no topics by itself, as an argument of tests that are written for a Stage."""
+    """A real cluster that creates no topics by itself, for tests that are written for a Stage."""
 
     def __init__(self, kafka: ApacheKafka) -> None:
         self.kafka = kafka

@@ -137,7 +137,7 @@ async def with_v1_a_batch_with_a_sequence_of_the_last_transaction_counts_as_a_du
     await on.added(me, 0)
     lost = await on.produce_once(me, 0, b"lost", version=11)
     assert (lost.error_code, lost.base_offset) == (OK, 0)
-    # The leader was asked about sequence 0, which never begins the transaction.
+    # The leader has verified the transaction for sequence 0, but the batch with this sequence never begins it.
     assert await on.write(me, 1, b"second") == OUT_OF_ORDER
 
 

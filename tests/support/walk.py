@@ -40,7 +40,7 @@ INCLUDED = [
     "records/_user_code.pxi",
 ]
 COMPILED_FILES = {path.rpartition("/")[2]: path for path in (*EXTENSIONS, *INCLUDED)}
-"""Compiled files by name: the hooks get a file's name without its folder, or with another one."""
+"""Compiled files by name: the hooks receive a file's name without its folder, or with a different folder."""
 FIELD_ACCESS = ("__get__", "__set__")
 WARM_UP = 5
 """The number of records sent before the one that is followed."""

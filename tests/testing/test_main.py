@@ -152,7 +152,7 @@ async def test_the_command_does_not_outlive_a_parent_that_is_killed():
     await listening(process)
     process.kill()
 
-    # The grandchild has the same standard output, so that the stream ends when both have ended.
+    # The grandchild shares the standard output, so the stream ends only when both have ended.
     assert process.stdout is not None
     assert await asyncio.wait_for(process.stdout.read(), WAIT) == b""
     await process.wait()

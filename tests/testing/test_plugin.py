@@ -64,7 +64,7 @@ def write(file, text):
 
 @pytest.fixture
 def project(tmp_path):
-    """Return a function that writes a user's test file with this text, and returns its directory."""
+    """Return a function that writes a text to a user's test file, and returns the directory of the file."""
     write(tmp_path / "conftest.py", REGISTER)
 
     def write_tests(text):
@@ -529,7 +529,7 @@ def test_markers_and_fixtures_are_described(project):
     assert "_kafka_cluster_of" not in fixtures
 
 
-@pytest.mark.promise("As a whole", "unit tests run under asyncio and uvloop, warnings are errors")
+@pytest.mark.promise("As a whole", "unit tests run under asyncio and uvloop, and warnings are errors")
 def test_task_that_is_left_behind_fails_the_test(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     write(

@@ -212,7 +212,7 @@ async def test_a_serializer_receives_the_context_and_a_record_may_have_its_own()
     ]
 
 
-# ----------------------------------------------------------------------------------- the same as the producer
+# -------------------------------------------------------------------------------- agreement with the producer
 
 BAD_RECORDS = [
     {"topic": 7},
@@ -439,7 +439,9 @@ async def test_topics_that_can_not_be_created_are_unknown_at_once():
     async with producer:
         await producer.send("orders", b"")
 
-        with pytest.raises(MetadataTimeoutError, match=r"others .*set_partitions\(\) was not called for it"):
+        with pytest.raises(
+            MetadataTimeoutError, match=r"others .*set_partitions\(\) was not called for this topic"
+        ):
             await producer.send("others", b"")
 
 
@@ -578,7 +580,7 @@ async def test_client_instance_id_fails_at_once_without_a_broker():
 
 
 async def test_its_metrics_count_the_same_as_those_of_the_producer():
-    """Except counts that depend on a broker or on time: requests, compression, retries, waits."""
+    """Counts that depend on a broker or on time are excluded: requests, compression, retries, waits."""
 
     async def sent_with(producer: Producer) -> MetricsSnapshot:
         await producer.send_and_wait("orders", b"v" * 100)

@@ -40,7 +40,7 @@ WORDS = {
     S.ABORT_REQUIRED: "call abort_transaction()",
     S.ABORTING: "wait for abort_transaction()",
     S.OUTCOME_UNKNOWN: "find out",
-    S.REINIT_REQUIRED: "take the transactional id over",
+    S.REINIT_REQUIRED: "take over the transactional id",
     S.PARTICIPANT: "only the producer that began",
     S.FAILED_PARTICIPANT: "with the producer that began it",
 }

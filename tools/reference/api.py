@@ -1,4 +1,4 @@
-"""The pages of the public names; mkdocstrings fills them with signatures and docstrings."""
+"""The pages about the public names; mkdocstrings fills them with signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ PAGES = (
     Page("api-confluent.md", "aioproducer.compat.confluent", ("Producer",)),
 )
 MEMBERS = {"aioproducer.ProducerConfig": ["origin"]}
-"""Classes of which only some members are shown. The fields of ProducerConfig are the settings, which have a page."""
+"""Classes of which only some members are shown. The fields of ProducerConfig are settings and have their own page."""
 
 
 def public_names(module: str) -> list[str]:
-    """Return `__all__` of a module without importing the module, which may need an extra."""
+    """Return the `__all__` of a module without importing the module, because the import may need an extra."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -74,7 +74,7 @@ def names_on(page: Page) -> list[str]:
 
 
 def block_for(name: str) -> str:
-    """Return what mkdocstrings replaces by the documentation of a name."""
+    """Return the directive that mkdocstrings replaces with the documentation of a name."""
     members = MEMBERS.get(name)
     return f"::: {name}" + (f"\n    options:\n      members: {members}" if members else "")
 

@@ -14,7 +14,7 @@ OTHER = "Other options"
 
 
 def escaped(text: str) -> str:
-    """Return plain text as the cell of a table."""
+    """Return plain text, escaped for a cell of a table."""
     for character in "\\|[]*_`":
         text = text.replace(character, f"\\{character}")
     return text.replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""The cure for each error of aioproducer.errors; the docstrings of the errors say the cause."""
+"""The cure for each error of aioproducer.errors; the docstrings of the errors state the cause."""
 
 CURES = {
     "KafkaError": (
@@ -6,13 +6,13 @@ CURES = {
     ),
     "ConfigError": (
         "Correct the setting that the text names. `errors` has one error for each mistake. "
-        "[Settings](settings.md) lists all of them, and `aioproducer config FILE` checks a file without a "
+        "[Settings](settings.md) lists all settings, and `aioproducer config FILE` checks a file without a "
         "cluster."
     ),
     "IllegalStateError": "Correct the order of the calls. The text says which call is not allowed, and why.",
     "ProducerNotStartedError": "Call `await producer.start()` first, or use `async with`.",
     "ProducerClosed": (
-        "If the service is ending, drop the record or store it elsewhere. Otherwise create a new producer: a "
+        "If the service is shutting down, drop the record or store it elsewhere. Otherwise create a new producer: a "
         "closed one cannot be started again."
     ),
     "WrongLoopError": (
@@ -28,15 +28,15 @@ CURES = {
         "Correct the record. If the value is not bytes, encode it or set a [serializer](serializers.md)."
     ),
     "RecordTooLargeError": (
-        "Send less in one record, or raise `max_request_size` and the topic's `max.message.bytes`. `size` and "
+        "Send smaller records, or raise `max_request_size` and the topic's `max.message.bytes`. `size` and "
         "`limit` are in bytes."
     ),
     "InvalidTopicError": "Use a name of at most 249 letters, digits, dots, underscores and hyphens.",
     "SerializationError": (
-        "Correct the value, or the serializer. `__cause__` is the exception of the serializer."
+        "Correct the value, or the serializer. `__cause__` is the serializer's exception."
     ),
     "BufferFullError": (
-        "Call `send`, which waits, or drop the record. If it happens often, see the section about [a full "
+        "Call `send`, which waits, or drop the record. If this happens often, see the section about [a full "
         "buffer](runbook.md#the-buffer-is-full)."
     ),
     "KafkaTimeoutError": "Look at the subclass, which says what took too long.",
@@ -45,14 +45,14 @@ CURES = {
         "buffer](runbook.md#the-buffer-is-full). A larger `buffer_memory` helps only with bursts."
     ),
     "MetadataTimeoutError": (
-        "Check the name of the topic, and whether it exists. If no broker answers at all, see the section "
-        "about [connecting](runbook.md#it-cannot-connect)."
+        "Check the name of the topic, and whether the topic exists. If no broker answers at all, see the section "
+        "about [connecting](runbook.md#the-producer-cannot-connect)."
     ),
     "UnknownPartitionError": (
         "Check the number of the partition against `partitions`, or let the partitioner choose."
     ),
     "TopicAuthorizationError": (
-        "Ask for the permission to write to the topic: `kafka-acls.sh --add --allow-principal User:NAME "
+        "Ask for permission to write to the topic: `kafka-acls.sh --add --allow-principal User:NAME "
         "--producer --topic TOPIC`. `aioproducer check --topic TOPIC` shows the permissions."
     ),
     "BootstrapError": (
@@ -64,23 +64,23 @@ CURES = {
         "be in the log, so check first. `last_error` is the reason: see [the outcomes](delivery.md)."
     ),
     "DeliveryTimeoutError": (
-        "Look at `last_error` and at the log for the reason. A longer `delivery_timeout_ms` leaves more time "
+        "Look in `last_error` and in the log for the reason. A longer `delivery_timeout_ms` leaves more time "
         "for retries: see [unknown deliveries](runbook.md#deliveries-are-unknown)."
     ),
     "TransactionAbortedError": "Send the record again in the next transaction.",
     "SendManyError": (
-        "Send the rows in `errors` again, by the outcome of each: see [Many records](send-many.md)."
+        "Decide by the outcome of each row in `errors` whether to send it again: see [Many records](send-many.md)."
     ),
     "TransactionError": (
         "Look at `requires_abort` and `requires_reinit`: see [transactions](delivery.md#in-a-transaction)."
     ),
     "TransactionAbortableError": (
-        "Call `abort_transaction()`, which the end of a `transaction()` block does for you, and repeat the "
-        "work in the next transaction. `last_error` is the cause."
+        "Call `abort_transaction()` (a `transaction()` block does this for you), and repeat the work in the "
+        "next transaction. `last_error` is the cause."
     ),
     "TransactionReinitError": "Call `init_transactions()`, or close the producer and create a new one.",
     "ProducerFencedError": (
-        "If another instance has taken over, as after a deployment, stop this one. If both are meant to run, "
+        "If another instance has taken over, for example after a deployment, stop this one. If both are meant to run, "
         "give each its own `transactional_id`: see [the runbook](runbook.md#the-producer-is-fenced)."
     ),
     "CommitOutcomeUnknownError": (
@@ -91,8 +91,8 @@ CURES = {
         "Repeat the same call. If it fails again, check whether the brokers can be reached."
     ),
     "BrokerConnectionError": (
-        "Nothing, if it is rare: the producer connects again. If it lasts, the text and the log say why: see "
-        "[connecting](runbook.md#it-cannot-connect)."
+        "Nothing, if this is rare: the producer reconnects. If it persists, the text and the log say why: see "
+        "[connecting](runbook.md#the-producer-cannot-connect)."
     ),
     "RequestTimedOutError": (
         "Find out why the broker is slow: see [a slow broker](runbook.md#a-broker-is-slow)."
@@ -130,7 +130,7 @@ CURES = {
     ),
     "BrokerError": (
         "Look up `name` in [the error table](error-table.md), which says what the producer does about it. As "
-        "the `last_error` of a delivery, it is the reason of the failure."
+        "the `last_error` of a delivery, it is the reason for the failure."
     ),
 }
-"""By the name of the class. Links are relative to docs/."""
+"""The cures, by the name of the error's class. Links are relative to docs/."""

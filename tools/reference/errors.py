@@ -1,4 +1,4 @@
-"""The page of all errors: each with its cause, which is its docstring, and its cure."""
+"""The page of all errors, which gives the cause (the docstring) and the cure for each error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.reference.markdown import code
 FLAGS = {
     "retriable": "the same call may succeed later",
     "requires_abort": "the transaction must be aborted",
-    "requires_reinit": "the producer needs `init_transactions()` or a successor",
+    "requires_reinit": "`init_transactions()` must be called, or the producer must be replaced",
     "fatal": "the producer must be replaced",
 }
 OUTCOMES = {
@@ -38,7 +38,7 @@ def cause_of(error: type[KafkaError]) -> str:
 
 
 def facts_of(error: type[KafkaError]) -> list[str]:
-    """Return what is true of all errors of a class, one sentence each."""
+    """Return the facts that apply to all errors of a class, one sentence each."""
     bases = code(*(base.__name__ for base in error.__bases__ if base is not Exception))
     facts = [f"A subclass of {bases}."] if bases else []
     if (outcome := getattr(error, "outcome", None)) is not None and not issubclass(error, WITH_ANY_OUTCOME):
@@ -69,7 +69,7 @@ def page() -> str:
 
 All errors are subclasses of `KafkaError` and can be imported from `aioproducer.errors`. An error that concerns
 a record has an `outcome`, which says whether the record may be in the log. [What happens to my record](delivery.md)
-describes the outcomes, and [the error table](error-table.md) what the producer does about each error code of a broker.
+describes the outcomes. [The error table](error-table.md) says what the producer does about each broker error code.
 
 ```text
 {inspect.cleandoc(tree)}

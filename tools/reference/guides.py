@@ -1,6 +1,6 @@
-"""Adapts Markdown of the repository to the site: the links, hidden code, and tables that have pages of their own.
+"""Adapts the repository's Markdown for the site: links, hidden code, and tables that have pages of their own.
 
-The guides are also read in the repository, so they link to files outside of docs/. On the site, these links lead to the
+The guides are also read in the repository, so they link to files outside docs/. On the site, these links lead to the
 site's own copies or to the repository."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COPIES = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
 }
-"""Files of the repository that are pages of the site, with their names there."""
+"""Files in the repository that become pages of the site, with the names of these pages."""
 PLOTS = "benchmarks/results"
 
 MOVED = {
@@ -36,13 +36,13 @@ MOVED = {
         "## Metrics",
     ): "[Metrics](metrics.md#exported-metrics) lists all metrics, with their types and labels.",
 }
-"""Sections whose tables are pages of their own on the site, and the text that replaces them."""
+"""Sections whose tables have pages of their own on the site, and the text that replaces each."""
 
 _COMMENT_OR_CODE = re.compile(
     r"<!--.*?-->\n?|^(?P<indent> *)(?P<mark>```+|~~~+).*?^(?P=indent)(?P=mark) *$", re.MULTILINE | re.DOTALL
 )
 _LIST_INDENT = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
-"""The indentation of a list item's further lines; Python's Markdown requires 4 spaces there."""
+"""The indentation of a list item's continuation lines; Python's Markdown requires 4 spaces."""
 _INLINE_CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\[(?P<text>[^\]\n]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -84,20 +84,20 @@ def _for_the_site(prose: str, page: str) -> str:
         if path in COPIES:
             return COPIES[path]
         if path.startswith("docs/"):
-            return path.removeprefix("docs/")  # mkdocs checks it
+            return path.removeprefix("docs/")  # mkdocs checks this link
         if path.startswith(f"{PLOTS}/"):
             return f"results/{posixpath.basename(path)}"
         if not (ROOT / path).exists():
             raise ValueError(f"{page}: a link leads to {path}, which does not exist")
         return f"{SOURCE}/blob/main/{path}"
 
-    # GitHub needs the backslash before a vertical bar in the code of a table, and Python's Markdown shows it.
+    # Within code in a table, GitHub needs a backslash before a vertical bar, but Python's Markdown would show it.
     prose = _INLINE_CODE.sub(lambda found: found[0].replace("\\|", "|"), prose)
     return _LIST_INDENT.sub("    ", _LINK.sub(link_for, prose))
 
 
 def title_of(path: str) -> str:
-    """Return the title of a guide, whose file readers of the site do not know, and of any other file its name."""
+    """Return the title of a guide (readers of the site do not know its file), or the name of any other file."""
     file = ROOT / path
     if not path.startswith("docs/") or file.suffix != ".md" or not file.exists():
         return posixpath.basename(path)

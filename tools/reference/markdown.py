@@ -33,6 +33,6 @@ def section(page: str, heading: str) -> str:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """Return the cells of all rows of tables that begin with code, as in "| `linger_ms` | ... |"."""
+    """Return the cells of all table rows that begin with code, as in "| `linger_ms` | ... |"."""
     lines = [line for line in text.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]

@@ -25,8 +25,8 @@ def page() -> str:
     )
     return f"""# Metrics
 
-[Operations](operations.md#what-to-watch) says which metrics to watch, and has Java's name
-of each. No metric is recorded per record.
+[Operations](operations.md#what-to-watch) says which metrics to watch, and gives Java's name
+for each. No metric is recorded per record.
 
 ## Exported metrics
 
@@ -37,7 +37,7 @@ These are the names for [Prometheus](prometheus.md). For [OpenTelemetry](opentel
 
 ## The result of metrics()
 
-Times are in seconds, sizes in bytes. Counters start at 0 with the producer and only grow.
+Times are in seconds, sizes in bytes. Counters start at 0 when the producer is created, and never decrease.
 
 {snapshots}
 """

@@ -1,4 +1,4 @@
-"""The page of all settings. The last column of the table in docs/configuration.md says what each means."""
+"""The page of all settings. The last column of the table in docs/configuration.md says what each setting means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD = ["setting", "type and unit", "default", "Java", "librdkafka", "aiokafka",
 
 
 def default_of(setting: Setting) -> str:
-    """Return the default as it is shown."""
+    """Return the default as the page shows it."""
     if setting.name == "enable_idempotence":
         return "on if `acks` is all"
     if setting.name == "delivery_timeout_ms":
@@ -50,7 +50,7 @@ def page(guide: str) -> str:
         "# Settings",
         "Each setting is a keyword argument of `Producer`. `from_config`, `from_env` and `from_properties` also "
         "accept the names of Java's client and of librdkafka. Durations are in milliseconds and can be fractions. "
-        "[Configuration](configuration.md) describes where settings come from, and which contradict each other.",
+        "[Configuration](configuration.md) describes the sources of settings, and the contradictions between them.",
     ]
     for setting in SETTINGS.values():
         facts = [setting.value_type.described]

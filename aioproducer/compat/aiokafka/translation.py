@@ -1,4 +1,4 @@
-"""Makes each aioproducer error also an instance of the classes that aiokafka would have raised.
+"""Lets `except` clauses for aiokafka's errors catch the corresponding errors of aioproducer.
 
 `except` checks the classes that an exception inherits from, so an error gets a class that inherits from its own class
 and from aiokafka's. The class for a combination is created when it is first needed. The error stays the same object,

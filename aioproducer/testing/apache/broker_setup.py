@@ -182,7 +182,7 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 def controller_count(brokers: int) -> int:
     """Return the number of brokers that are also controllers.
 
-    The number is odd, because an even number of controllers tolerates no more failures than one fewer would.
+    The number is odd: with one controller more, the quorum would not tolerate more failures.
     """
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1

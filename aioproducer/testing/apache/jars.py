@@ -38,7 +38,7 @@ _SLF4J_SIMPLE = (
 )
 _INSTALL = "pip install 'aioproducer[kafka]'"
 _ALWAYS = (
-    "-XX:-UsePerfData",  # the file with this data would outlive a killed process
+    "-XX:-UsePerfData",  # the file with the performance data would outlive a killed process
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
@@ -266,7 +266,7 @@ async def _fetch_in_child(download: Download, target: Path, children: ChildProce
         try:
             exit_code = await children.wait(fetch)
         finally:
-            children.kill(fetch)  # has no effect if it has ended
+            children.kill(fetch)  # does nothing if the process has ended
         if exit_code != 0:
             raise download.server.error(
                 f"{what} are not in {target.parent} and could not be fetched from Maven "
@@ -301,8 +301,8 @@ def fetch_kafka(version: str, target: Path) -> None:
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )
-    # Only the jar of the tools is added. Its other dependencies are for Kafka Connect, would double the number of jars,
-    # and in 3.9 include a second logger, which would keep the brokers' logs empty.
+    # Only the jar of the tools is added. The tools' other dependencies are for Kafka Connect, would double the number
+    # of jars, and in 3.9 include a second logger, which would keep the brokers' logs empty.
     tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
     for artifact in (*artifacts, tools):
         shutil.copy(artifact.resolve(), target)

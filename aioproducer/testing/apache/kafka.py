@@ -53,7 +53,7 @@ class ApacheNode(NamedTuple):
     """The public view of one broker."""
 
     id: int
-    """Kafka's node id, counted from 0."""
+    """Kafka's node id; the ids start at 0."""
     port: int
     """The port of the client listener on 127.0.0.1, even if another address is advertised."""
     pid: int | None
@@ -64,7 +64,7 @@ class ApacheKafka:
     """Real brokers (KRaft) on free ports on 127.0.0.1.
 
     Args:
-        brokers: Number of brokers; their node ids count from 0. The first 1, 3 or 5 of them are also controllers: while
+        brokers: Number of brokers; their node ids start at 0. The first 1, 3 or 5 of them are also controllers: while
             more than half of these are up, new leaders can be elected.
         version: A release of Kafka, e.g. "4.3.1" or "3.9.2".
         config: Broker settings under Kafka's names, for all brokers. They take precedence over the generated ones.
@@ -80,7 +80,7 @@ class ApacheKafka:
         format_args: Additional arguments for `kafka-storage format`: features, e.g. ("--feature",
             "transaction.version=1"), or users, e.g. ("--add-scram", "SCRAM-SHA-256=[name=alice,password=secret]").
         directory: The directory for configuration, logs and data, which are kept; a later cluster can continue with
-            them. By default a temporary directory, which is removed at the end.
+            them. By default, a temporary directory, which is removed when the cluster stops.
         ports: Client ports, one for each broker; free ones by default.
         advertised: The (host, port) to advertise to clients, keyed by node id, if they connect through a proxy. Port 0
             means the broker's own port; use it if only the host differs.
@@ -93,7 +93,7 @@ class ApacheKafka:
     An ApacheKafka can be used from several event loops, one after the other. If it fails to start, or the block raises
     an exception, the logs are kept, and the error names their directory. Its processes, and no others, are killed when
     the block ends or is cancelled, on Ctrl-C, and when the interpreter exits, even if the interpreter is killed. (In
-    that case, they live on until the processes that the interpreter forked without exec, as multiprocessing does, have
+    that case, they live on until all processes that the interpreter forked without exec, as multiprocessing does, have
     also ended.)
     """
 
@@ -220,7 +220,7 @@ class ApacheKafka:
         """Kill all brokers and remove the temporary directory. This method awaits nothing, so it can't be cancelled.
 
         With `keep_logs`, configuration and logs stay, and a warning with their location is logged. If `start()` was
-        never called, this does nothing.
+        never called, `stop()` does nothing.
         """
         if self._resources is None:
             return
@@ -265,7 +265,8 @@ class ApacheKafka:
         broker.session.timeout.ms (4 s unless you set it). If the call is cancelled, the broker continues to start.
 
         Raises:
-            ApacheKafkaError: the broker is already running, or ended, or was not ready within start_timeout.
+            ApacheKafkaError: the broker is already running, ended while starting, or was not ready within
+                start_timeout.
         """
         broker = self._broker(node_id)
         if broker.running:
@@ -287,7 +288,7 @@ class ApacheKafka:
         If the call is cancelled, brokers that are down stay down.
 
         Raises:
-            ApacheKafkaError: a broker was not down, or not ready again, within start_timeout.
+            ApacheKafkaError: a broker did not shut down, or was not ready again, within start_timeout.
         """
         brokers = self._brokers if node_id is None else [self._broker(node_id)]
         running = [broker for broker in brokers if broker.running]
@@ -399,7 +400,7 @@ class ApacheKafka:
             broker.write_files(voters, len(self._brokers), self._listeners, self._config)
 
     async def _format(self) -> None:
-        """Write the cluster id and the initial metadata of each broker, unless its data directory has them."""
+        """Write the cluster id and the initial metadata to each broker's data directory that does not contain them."""
         tools = {
             broker: self._run(
                 broker,

@@ -30,7 +30,7 @@ async def run_tool(
     except TimeoutError:
         exit_code = None
     finally:
-        held.children.kill(process)  # has no effect if it has ended
+        held.children.kill(process)  # does nothing if the process has ended
     if exit_code != 0:
         how = f"did not end within {timeout:g} s" if exit_code is None else f"exited with {exit_code}"
         # Show 100 lines, because a tool prints its long usage text after the error.

@@ -178,7 +178,7 @@ def simulate(
     network: SimulatedNetwork | None = None,
     time_limit: float = 1e6,
 ) -> T:
-    """Run a coroutine to its end in virtual time.
+    """Run a coroutine to completion in virtual time.
 
     Args:
         main: a function that creates the coroutine; in it, `asyncio.get_running_loop()` returns the SimulatedLoop.

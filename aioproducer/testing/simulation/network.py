@@ -106,7 +106,7 @@ class SimulatedNetwork:
     # For tests: faults
 
     def cut(self, port: int) -> int:
-        """Reset all connections to a port; some bytes in transit are lost. Returns the number of connections."""
+        """Reset all connections to a port; some bytes in transit are lost. Return the number of connections."""
         found = [ends for ends in self._open.values() if ends[1].port == port]
         for client, server in found:
             client.break_off()

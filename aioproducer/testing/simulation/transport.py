@@ -229,7 +229,7 @@ class SimulatedTransport(asyncio.Transport):
             self.peer._acknowledged(len(item))
             self._protocol.data_received(item)
 
-    # The end
+    # Closing
 
     def _drop(self, error: Exception | None, *, tell: bool = True) -> None:
         if self.is_closed:

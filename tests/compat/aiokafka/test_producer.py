@@ -1,4 +1,4 @@
-"""Properties of aiokafka's producer that its own tests check, checked of the compat producer
+"""The properties that aiokafka's own tests check of its producer, checked here of the compat producer
 on the embedded cluster."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.support.producing import INIT_PRODUCER_ID, PRODUCE, until, values, wi
 from tests.support.scripted_broker import dead_port
 
 SHORT = {"request_timeout_ms": 300_000 * MS, "delivery_timeout_ms": 300_000 * MS, "linger_ms": 0}
-"""Settings with which records fail soon."""
+"""Settings that make records fail soon."""
 
 
 def as_json(value):

@@ -1,4 +1,4 @@
-"""aiokafka's settings as aioproducer's: aiokafka's defaults without a warning, settings without effect with one."""
+"""aiokafka's settings become aioproducer's. Its defaults cause no warning; settings that have no effect do."""
 
 from __future__ import annotations
 

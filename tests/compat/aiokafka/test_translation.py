@@ -31,7 +31,7 @@ def of_transaction(kind, cause=None, **facts):
 
 
 CASES = {
-    # Errors of start().
+    # Errors from start().
     "no broker": (ours.BootstrapError("no"), ["KafkaConnectionError"]),
     "wrong password": (ours.AuthenticationError("no"), ["KafkaConnectionError", "AuthenticationFailedError"]),
     "no TLS": (ours.TlsError("no"), ["KafkaConnectionError", "AuthenticationFailedError"]),
@@ -40,7 +40,7 @@ CASES = {
         ["KafkaConnectionError", "UnsupportedSaslMechanismError", "AuthenticationMethodNotSupported"],
     ),
     "wrong setting": (ours.ConfigError("no"), ["KafkaConfigurationError", "ValueError"]),
-    # Errors of send().
+    # Errors from send().
     "full buffer": (ours.BufferTimeoutError("full"), ["KafkaTimeoutError"]),
     "unknown topic": (ours.MetadataTimeoutError("?"), ["UnknownTopicOrPartitionError"]),
     "unknown partition": (ours.UnknownPartitionError("?"), ["UnknownTopicOrPartitionError"]),
@@ -50,7 +50,7 @@ CASES = {
     "not bytes": (ours.InvalidRecordError("?", argument="value"), ["TypeError", "ValueError"]),
     "stopped": (ours.ProducerClosed("?"), ["ProducerClosed"]),
     "not in a transaction": (ours.IllegalStateError("?"), ["IllegalOperation"]),
-    # Errors of a delivery.
+    # Delivery errors.
     "few replicas": (failed(refused(19)), ["NotEnoughReplicasError", "BrokerResponseError"]),
     "few replicas, after the append": (failed(refused(20)), ["NotEnoughReplicasAfterAppendError"]),
     "no leader": (failed(refused(5)), ["LeaderNotAvailableError"]),
@@ -75,7 +75,7 @@ CASES = {
         ["LeaderNotAvailableError", "NotLeaderForPartitionError", "RequestTimedOutError"],
     ),
     "late, and not answered": (failed(None, ours.DeliveryTimeoutError), ["RequestTimedOutError"]),
-    # Errors of a transaction.
+    # Transaction errors.
     "taken over": (of_transaction(ours.ProducerFencedError, refused(47)), ["ProducerFenced"]),
     "denied id": (
         of_transaction(ours.TransactionReinitError, refused(53)),
@@ -118,7 +118,7 @@ def test_an_error_is_caught_by_the_classes_that_aiokafka_would_have_raised(case)
 
 
 def test_a_record_that_may_be_stored_is_not_a_kafka_timeout_error():
-    # aiokafka raises it only for records that were not sent; code that catches it may send them again.
+    # aiokafka raises KafkaTimeoutError only for unsent records, so code that catches it may send them again.
     for case, (error, _) in CASES.items():
         if case != "full buffer":
             assert not isinstance(translate(copy.copy(error)), theirs.KafkaTimeoutError), case

@@ -54,7 +54,7 @@ public class GoldenBytes {
             for (String kind : List.of("Request", "Response")) {
                 for (int version = api.oldest; version <= api.newest; version++) {
                     for (Filling filling : Filling.values()) {
-                        // Long values differ between versions only by the kind of their lengths.
+                        // In different versions, long values differ only in the encoding of their lengths.
                         if (filling != Filling.LARGE || version == api.oldest || version == api.newest) {
                             cases.add(goldenCase(api.name + kind, (short) version, filling));
                         }

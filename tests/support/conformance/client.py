@@ -30,7 +30,7 @@ PartitionAnswer = ProduceResponse.PartitionProduceResponse
 
 
 class Outcome(NamedTuple):
-    """The answer for a partition in a Produce response, without its texts."""
+    """The answer for a partition in a Produce response, without its error texts."""
 
     error_code: int
     base_offset: int
@@ -44,7 +44,7 @@ def appended(base_offset: int, *, log_append_time: int = -1) -> Outcome:
 
 
 def refused(code: ErrorCode, *, log_start: int = -1) -> Outcome:
-    """The outcome of a batch that is not in the log. With unusual errors, Kafka also returns the log start."""
+    """The outcome of a batch that is not in the log. For unusual errors, Kafka also returns the log start."""
     return Outcome(code, -1, -1, log_start)
 
 
@@ -232,6 +232,6 @@ class Client(RawClient):
         return self._correlation_id
 
     async def still_answers(self) -> bool:
-        """Whether the broker answers another request on this connection."""
+        """Return whether the broker answers another request on this connection."""
         response: Message = await self.describe(version=9)
         return bool(response.brokers)

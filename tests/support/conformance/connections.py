@@ -23,7 +23,7 @@ SOCKET_REQUEST_MAX_BYTES = 104_857_600
 
 
 async def closes(client: Client, sent: bytes) -> None:
-    """Assert that the broker closes this connection without an answer, and serves others."""
+    """Assert that the broker closes this connection without an answer, but still serves others."""
     client.writer.write(sent)
     assert await client.is_closed()
     async with client.another() as other:
@@ -214,7 +214,7 @@ async def api_versions_are_answered_in_every_version(client: Client) -> None:
     assert all(versions == found[0] for versions in found)
 
 
-# Requests of which the embedded cluster also serves the newest version. Kafka 4.0 dropped the oldest versions
+# Requests whose newest version the embedded cluster also serves. Kafka 4.0 dropped the oldest versions
 # (KIP-896), but still advertises Produce 0 to 2 (KAFKA-18659).
 VERSIONS = {
     "3.9": {"produce": (0, 11), "metadata": (0, 12), "find_coordinator": (0, 6), "init_producer_id": (0, 5)},

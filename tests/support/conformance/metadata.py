@@ -1,4 +1,4 @@
-"""Cases about Metadata: the description of the cluster and its topics, and topics that it creates."""
+"""Cases about Metadata: the description of the cluster and its topics, and topics that a request creates."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def prepare(
         servers: The broker's address.
         release: One of RELEASES.
         cases: The cases that will run.
-        limit: Sets the quota of a client id in bytes per second; None sends the request of Kafka's tools.
+        limit: Sets the quota of a client id in bytes per second; None sends the request that Kafka's tools send.
     """
     wanted = list(cases)
     run = uuid.uuid4().hex[:8]
@@ -111,7 +111,7 @@ async def prepare(
 
 
 async def wait_until_led(client: Client, topics: Mapping[str, int]) -> None:
-    """Wait until the broker answers for each partition, which happens a little later than its metadata say."""
+    """Wait until the broker leads each partition: it begins a little later than its metadata says."""
     request = ListOffsetsRequest(
         replica_id=-1,
         topics=[

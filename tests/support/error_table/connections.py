@@ -1,4 +1,4 @@
-"""Scenes of metadata and connections: the results of records that wait for them, and of requests for producer ids."""
+"""Scenes about metadata and connections: results of records that wait for either, and of requests for producer ids."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _topic(code: int) -> Row:
             assert type(error) is kind
             check_flags(error, *flags)
             assert (asked, error.topic) == (1, "u")
-            assert on.loop.time() - began < 0.1, "send() waited although that does not help"
+            assert on.loop.time() - began < 0.1, "send() waited although waiting does not help"
             assert (await on.producer.send_and_wait("u", b"2")).offset == 0, "the next record must succeed"
             return Row(Action.FAIL, error.outcome)
         assert asked == 2

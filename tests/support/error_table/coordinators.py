@@ -1,4 +1,4 @@
-"""Scenes of transactions: a coordinator returns an error code for each request, under all conditions."""
+"""Scenes about transactions: a coordinator returns an error code for each request, under all conditions."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Ac
 
 
 async def _goes_on(on: Stage, api: ApiKey, case: Case, action: Action) -> None:
-    """Do what the error asks for. Then the producer works, and no consumer sees the uncommitted records."""
+    """Do what the error asks for. Check that the producer then works, and that no uncommitted record is visible."""
     producer = on.producer
     is_open = api not in (INIT, END, FETCH_OFFSETS)
     committed = case.commits and api is END
@@ -202,7 +202,7 @@ async def _outcome_once(api: ApiKey, code: int, case: Case) -> Outcome:
 
 
 async def _for_ever(api: ApiKey, code: int, case: Case) -> Outcome:
-    """The outcome if the coordinator always returns the code. For EndTxn it is that of a commit."""
+    """The outcome if the coordinator always returns the code. For EndTxn, this is the outcome of a commit."""
     case = Case(case.version)
     async with staged(version=case.version, transactional_id="tx") as on:
         await _begin(on, api)

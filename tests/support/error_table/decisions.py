@@ -1,9 +1,9 @@
-"""Finds the places where source code decides by an error code: comparisons, truth tests and matches, also of local
-names.
+"""Finds the places where source code decides by an error code: comparisons, truth tests and matches, including
+those of local names.
 
 Passing a code to a call such as `decide(api, answer.error_code)` is not a decision: the table decides there. Compiled
-source has a different grammar from Python, so it is searched line by line. There, a 16-bit number that is read from an
-answer may be a code."""
+source has a different grammar from Python, so it is searched line by line; there, any 16-bit number that is read from
+an answer may be a code."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _is_code(node: ast.expr, names: set[str]) -> bool:
 
 
 def _shows_code(node: ast.expr, names: set[str]) -> bool:
-    """Whether a node is a code, or a display of codes such as (ErrorCode.NONE, 3)."""
+    """Return whether a node is a code, or a display of codes such as (ErrorCode.NONE, 3)."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(_is_code(element, names) for element in node.elts)
     return _is_code(node, names)

@@ -1,4 +1,4 @@
-"""Scenes of requests that end without an error code: Produce with and without acknowledgements, EndTxn, and
+"""Scenes about requests that end without an error code: Produce with and without acknowledgements, EndTxn, and
 InitProducerId."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCRIPTED: dict[Failure, dict[str, Any]] = {
     Failure.WRONG_CORRELATION_ID: {"wrong_correlation_id": True},
     Failure.MISSING_PARTITION: {"omit_partitions": True},
 }
-"""The scripted faults of the answers; the answers of other failures are made below."""
+"""The scripted fault for each failure; the answers for the other failures are made below."""
 OF_PRODUCE_ONLY = (Failure.MISSING_PARTITION, Failure.FOREIGN_PARTITION)
 LARGE = 10_000
 """The size in bytes of a record that fills the connection to a broker."""
@@ -147,7 +147,7 @@ async def _outcome_of(delivery: Delivery) -> Outcome:
 
 
 async def _fill(on: Stage) -> Delivery:
-    """Send a record of which only the first bytes leave; answers still arrive."""
+    """Send a record of which only the first bytes leave the process; answers still arrive."""
     on.network.hold(on.port, answers=False)
     delivery = await on.producer.send("t", bytes(LARGE), partition=0)
     await asyncio.sleep(0.1)
@@ -156,7 +156,7 @@ async def _fill(on: Stage) -> Delivery:
 
 
 async def _not_written(acks: int | str, *, heals: bool) -> Any:
-    """A request of which nothing was sent when the connection is closed because of the request before it."""
+    """A request that is still unsent when the connection is closed because of the request before it."""
     async with staged(acks=acks) as on:
         await _warm(on)
         before = len(on.requests(PRODUCE))
@@ -216,7 +216,7 @@ async def _unacknowledged(failure: Failure) -> Row:
             return Row(Action.FAIL, error.outcome)
 
 
-# The end of a transaction
+# Ending a transaction
 
 
 async def _commit(failure: Failure) -> Action:

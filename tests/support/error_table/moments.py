@@ -1,4 +1,4 @@
-"""Scenes of batches that end without an answer: their time is over, or an earlier batch has failed."""
+"""Scenes about batches that end without an answer: their time is over, or an earlier batch has failed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _behind(cell: Cell) -> Row:
 
 
 async def _seen(on: Stage, delivery: Delivery, kind: type[DeliveryError]) -> Row:
-    """Whether the batch has ended, and the outcome of its record; close() ends the batch if it was kept."""
+    """Return whether the batch has ended, and the outcome of its record; close() ends the batch if it was kept."""
     action = Action.FAIL if delivery.done() else Action.KEEP
     if action is Action.KEEP:
         kind = DeliveryError

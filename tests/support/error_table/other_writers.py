@@ -1,4 +1,4 @@
-"""Scenes of participants: a leader returns an error code when it is asked for the writers of a partition."""
+"""Scenes about participants: a leader returns an error code when it is asked for the writers of a partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenes of Produce: a batch is rejected with a code, once to see the action, and for ever to see the outcome.
+"""Scenes about Produce: a batch is rejected with a code, once to see the action, and for ever to see the outcome.
 
 Only a record that fails has an outcome, so each retry is repeated until the time of the batch is over."""
 
@@ -237,7 +237,7 @@ def _failure(error: BaseException) -> Action:
 
 
 async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Sequence[BaseException]) -> None:
-    """Do what the flags of the errors ask for. Then the producer works: none of these errors is fatal."""
+    """Do what the flags of the errors ask for. Check that the producer then works: none of these errors is fatal."""
     for error in errors:
         assert isinstance(error, DeliveryError)
         assert (error.topic, error.partition, error.broker) == ("t", 0, 0)
@@ -265,7 +265,7 @@ async def _goes_on(on: Stage, cell: Cell, action: Action, code: int, errors: Seq
 
 
 async def _second_writer(code: int, version: int) -> Row:
-    """Two participants of a transaction write to a partition: for the broker, the second one repeats the first."""
+    """Two participants of a transaction write to one partition: to the broker, the second seems to repeat the first."""
     async with staged(version=version, transactional_id="tx") as on:
         await on.producer.begin_transaction()
         handle = await on.producer.export_transaction([("t", 0)])

@@ -122,7 +122,7 @@ async def staged(
         brokers,
         topics={"t": 2},
         transaction_version=version,
-        # The cluster has the real clock, because records take their timestamps from it.
+        # The cluster uses the real clock, because records take their timestamps from it.
         random=Random(1),
         **(cluster or {}),
     ) as embedded:
@@ -189,7 +189,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def check_flags(error: BaseException, *flags: str) -> None:
-    """Assert that it is an error of ours with exactly these flags."""
+    """Assert that the error is one of ours and has exactly these flags."""
     assert isinstance(error, KafkaError), repr(error)
     names = ("retriable", "requires_abort", "requires_reinit", "fatal")
     assert [name for name in names if getattr(error, name)] == sorted(flags, key=names.index), repr(error)

@@ -1,4 +1,4 @@
-"""Scenes of the metrics that are pushed to brokers (KIP-714): the next step after an error code."""
+"""Scenes about the metrics that are pushed to brokers (KIP-714): the next step after an error code."""
 
 from __future__ import annotations
 

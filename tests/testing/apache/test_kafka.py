@@ -22,12 +22,12 @@ from tests.support.apache_processes import children, command_lines, descriptors,
 pytestmark = pytest.mark.slow
 
 SHORT_SESSIONS = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 200}
-"""Settings with which a killed broker can be started again after 1.5 s."""
+"""Settings that allow a killed broker to be started again after 1.5 s."""
 
 
 @pytest.fixture
 def temporary(monkeypatch, tmp_path) -> Path:
-    """Return the directory in which this test's clusters create theirs."""
+    """Return the directory in which this test's clusters create their own directories."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))

@@ -33,7 +33,7 @@ def children():
 
 
 def thread_states(pid: int) -> list[str]:
-    """The states of a process's threads: R runs, T has stopped, Z has ended."""
+    """The states of a process's threads: R for running, T for stopped, Z for ended."""
     return [
         thread.read_text().rpartition(")")[2].split()[0]
         for thread in Path(f"/proc/{pid}/task").glob("*/stat")
@@ -257,7 +257,7 @@ async def test_an_owner_that_gets_a_signal_leaves_no_process_and_no_directory(
         else:
             await until(lambda: running(moment) == brokers)
         for number in signals:
-            # To all processes of the group, like a terminal.
+            # A terminal also sends the signal to all processes of the group.
             os.killpg(owner.pid, number)
         told = (await owner.stderr.read()).decode()
         await owner.wait()
@@ -286,7 +286,7 @@ async def test_an_owner_that_forgets_its_broker_leaves_no_process_and_no_directo
 
 
 class owner_of_brokers:
-    """Run a process that starts brokers, with their files below `directory`, during the block."""
+    """Run a process, during the block, that starts brokers with their files below `directory`."""
 
     def __init__(self, directory: Path, brokers: int, how: str = "in a block") -> None:
         self._directory = directory

@@ -71,7 +71,7 @@ def test_the_clock_does_not_start_at_zero_and_the_wall_clock_advances_with_it():
 
 
 def digest(kind, seed, hash_seed):
-    """The digest of the run in another process."""
+    """The digests of four runs in another process."""
     code = (
         "import sys; from tests.campaigns.simulation.plan import plan; from tests.campaigns.simulation.run import run; "
         "print(*[run(plan(sys.argv[1], int(sys.argv[2]) + more)).history.digest for more in range(4)])"

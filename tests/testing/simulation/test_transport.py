@@ -1,4 +1,4 @@
-"""One end of a simulated connection: order, window, and its end."""
+"""One end of a simulated connection: order, window, and closing."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_paused_reader_gets_nothing_not_even_the_end():
 def test_bytes_sent_to_a_closed_end_reset_the_connection(seed):
     async def main():
         client, server = await both_ends()
-        client.transport.pause_reading()  # so that it does not learn of the end
+        client.transport.pause_reading()  # so that it does not learn that the server has closed its end
         server.transport.close()
         await asyncio.sleep(1)
         client.transport.write(b"x")
