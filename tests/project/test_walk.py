@@ -40,7 +40,7 @@ def test_change_of_file_is_two_consecutive_calls_in_different_files() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Cython's hooks call sys.setprofile up to 3.11 only")
-def test_a_records_walk_is_not_longer_than_before() -> None:
+def test_a_records_walk_is_not_longer_than_before_and_design_has_its_figures() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.walk"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -50,3 +50,9 @@ def test_a_records_walk_is_not_longer_than_before() -> None:
     }
     assert 0 < figures["changes of file"] <= 55
     assert 0 < figures["upward calls"] <= 2
+    python, compiled = re.findall(r"^files +(\d+) of Python, (\d+) compiled", done.stdout, re.MULTILINE)[0]
+    in_design = (
+        f"{figures['calls']} calls in {int(python) + int(compiled)} files, "
+        f"{figures['changes of file']} changes of file, {figures['upward calls']} upward calls"
+    )
+    assert in_design in (ROOT / "DESIGN.md").read_text()
