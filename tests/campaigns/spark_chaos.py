@@ -79,7 +79,7 @@ DEATHS = {
     "F13": Crash("F13", "commit", "rival"),
     "leader": Crash("leader", fault={"api_key": ApiKey.PRODUCE, "down_for": 0.5}),
 }
-"""All faults of a driver, its tasks and its brokers."""
+"""All faults in a driver, its tasks and its brokers."""
 REAL_DEATHS = {
     **DEATHS,
     "F11": Crash("F11", "end", "broker", victim="coordinator"),
@@ -118,7 +118,7 @@ class Place:
 
     def victim(self, crash: Crash, name: str, topic: str) -> int:
         """Return the process id of the broker to kill: the topic's leader, or the coordinator of the query called
-        `name`. The first request for a coordinator creates it."""
+        `name`. The first request for a coordinator creates the topic that coordinators need."""
         assert self.kafka is not None
         pids = {node.id: node.pid for node in self.kafka.nodes if node.pid is not None}
         deadline = time.monotonic() + 30
@@ -148,7 +148,7 @@ class Broken(AssertionError):
 
 
 def write_files(folder: Path, count: int, first: int = 0, rows: int = ROWS) -> None:
-    """Write files whose row values are all different. The source takes the files in the order of their times."""
+    """Write files whose row values are all different. The source takes the files in order of modification time."""
     folder.mkdir(exist_ok=True)
     for number in range(first, first + count):
         lines = [
@@ -200,13 +200,13 @@ class Run:
         no_marker: bool = False,
         job: str = "stream",
     ) -> int:
-        """Let the driver write what is new.
+        """Let the driver write the new files.
 
         Returns:
             0, or a negative number if the driver was killed.
 
         Raises:
-            Broken: the query failed too often, or the fault did not strike.
+            Broken: the query failed too often, or the fault did not occur.
         """
         told = crash or Crash("whole")
         with ExitStack() as stack:
@@ -254,7 +254,7 @@ class Run:
         )
 
     def check(self, *, twice_is_fine: bool = False) -> None:
-        """Check that every row of every file is there once, or at least once if `twice_is_fine`, and nothing else.
+        """Check that each row of each file was committed once, or at least once if `twice_is_fine`, and nothing else.
 
         Raises:
             Broken: a row is missing, duplicated or unknown.
@@ -267,9 +267,7 @@ class Run:
             counts = Counter(found)
             lost = [value for value in expected if value not in counts]
             twice = [value for value, count in counts.items() if count > 1]
-            raise Broken(
-                f"{len(lost)} of {len(expected)} rows are lost, {len(twice)} are there more than once"
-            )
+            raise Broken(f"{len(lost)} of {len(expected)} rows are lost, {len(twice)} occur more than once")
 
 
 @contextmanager
@@ -306,7 +304,7 @@ def committed(servers: str, topic: str) -> list[bytes]:
 def three_brokers(
     version: str | None = None, *, request: pytest.FixtureRequest | None = None
 ) -> Iterator[Place]:
-    """Three real brokers, of which one can be killed and whose answers can be lost."""
+    """Three real brokers. One of them can be killed, and answers of any of them can be lost."""
     everywhere = ("transaction.state.log", "offsets.topic")
     copies: dict[str, object] = {f"{topic}.replication.factor": 3 for topic in everywhere}
     gives_up_soon = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}
@@ -360,8 +358,15 @@ def play(run: Run, crashes: Sequence[Crash], *, shuffles: Iterable[int] = ()) ->
     return killed
 
 
+def again(told: argparse.Namespace, seed: int) -> str:
+    """Return the command that plays the run with this seed again."""
+    command = f"python -m tests.campaigns.spark_chaos --runs 1 --seed {seed} --crashes {told.crashes}"
+    command += f" --topics {told.topics} --kafka {told.kafka}"
+    return command + " --executors" * told.executors
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play as many seeded runs as were asked for; return 1 if one of them broke the promise."""
+    """Play the requested number of seeded runs; return 1 if one of them broke the promise."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -378,9 +383,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = CrashLog(told.log, told)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the driver runs in its own session
     deaths = dict(DEATHS if told.kafka == "embedded" else REAL_DEATHS)
-    if (
-        told.executors
-    ):  # Spark retries a failed task there and never abandons the batch, which a zombie waits for
+    if told.executors:
+        # F4 waits until Spark abandons the batch, but with executors Spark retries the failed task instead.
         del deaths["F4"]
         deaths |= EXECUTOR
     points: Counter[str] = Counter()
@@ -419,11 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         broken += 1
                         wrong = str(error).splitlines()[0] or repr(error)
                         driver.kill()
-                        print(
-                            f"seed {seed}: {error}\n"
-                            f"  again: python -m tests.campaigns.spark_chaos --runs 1 --seed {seed} "
-                            f"--crashes {told.crashes}{f' --topics {told.topics}' if told.topics > 1 else ''}"
-                        )
+                        print(f"seed {seed}: {error}\n  again: {again(told, seed)}")
                     killed += died
                     rows += run.files * ROWS
                 took = round(time.monotonic() - started, 1)
@@ -439,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("stopped")
     print(
-        f"{done} runs of {rows} rows, {sum(points.values())} crashes, {killed} processes killed, {broken} runs "
+        f"{done} runs with {rows} rows, {sum(points.values())} crashes, {killed} processes killed, {broken} runs "
         f"broken; {dict(sorted(points.items()))}"
     )
     return 1 if broken else 0

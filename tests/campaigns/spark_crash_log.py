@@ -1,9 +1,9 @@
 """The stored log of the crash runs on a real Kafka, and the table in docs/spark.md that is printed from it.
 
     python -m tests.campaigns.spark_chaos ... --log tests/campaigns/spark_crashes.jsonl    adds lines to it
-    python -m tests.campaigns.spark_crash_log    prints the table into docs/spark.md again
+    python -m tests.campaigns.spark_crash_log    updates the table in docs/spark.md
 
-Each call of the campaign adds a line that describes it, and then a line for each run."""
+Each call of the campaign adds a line with its options, and then a line for each run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class CrashLog:
 
 
 def read(path: Path = STORED) -> tuple[list[dict[str, Any]], list[CrashRun]]:
-    """Return the descriptions of the calls, and all runs."""
+    """Return the lines that describe the calls, and all runs."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     calls = [line for line in lines if "options" in line]
     runs = [CrashRun(**line | {"faults": tuple(line["faults"])}) for line in lines if "seed" in line]
@@ -120,7 +120,7 @@ def printed(path: Path = STORED) -> str:
 
 
 def _arguments(call: dict[str, Any]) -> str:
-    """Return the arguments that determine the faults; the seeds go on from one call to the next."""
+    """Return the arguments that determine the faults; the seeds continue from one call to the next."""
     options = {
         name: value for name, value in call["options"].items() if name in ("kafka", "executors", "topics")
     }
@@ -130,7 +130,7 @@ def _arguments(call: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Print the table into the page."""
+    """Update the table in the page."""
     PAGE.write_text(between(PAGE.read_text(), MARK, printed()))
     return 0
 

@@ -102,7 +102,7 @@ async def test_every_promise_is_kept_while_brokers_and_network_fail(kind):
 
 @dataclass
 class MadeUp:
-    """An invented run and its logs: for each topic the number at each offset, all in partition 0."""
+    """An invented run and its logs: for each topic, the number of the record at each offset of partition 0."""
 
     history: ChaosHistory
     logs: dict[str, dict[int, int]]
@@ -625,7 +625,7 @@ async def test_a_proxy_hangs_up_while_its_broker_is_down():
 
 
 def of_java(kafka, name, *, records, transaction_ms):
-    """Run Kafka's performance tool: its producer sends numbers from 0, in transactions of this length."""
+    """Run Kafka's performance tool, whose producer sends numbers from 0, in transactions of this duration."""
     return kafka.run_tool(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", name, "--num-records", str(records), "--throughput", "50", "--payload-monotonic"),
@@ -659,7 +659,7 @@ async def test_fencing_between_aioproducer_and_the_java_producer(each_kafka):
                 await ours.abort_transaction()
 
         before = await length(kafka, name)
-        # One transaction of some seconds. The tool learns its outcome only at the end.
+        # One transaction that lasts several seconds. The tool learns its outcome only at the end.
         theirs = asyncio.create_task(of_java(kafka, name, records=400, transaction_ms=600_000))
         while await length(kafka, name) == before:  # the tool sets no event
             assert not theirs.done(), theirs

@@ -24,7 +24,7 @@ from tests.support.read_back import LogRecord
 
 PID = 7
 COMMITTED, ABORTED = 0, 1
-"""The partitions of the two records, and the numbers of the records."""
+"""The partitions of the two records, which are also their numbers."""
 ONGOING = TransactionMetadata(
     "payer",
     PID,
@@ -63,7 +63,7 @@ class Files:
     states: list[TransactionMetadata] = field(default_factory=lambda: [ONGOING, PREPARE_ABORT])
     outcome: Ended = Ended.UNKNOWN
     is_lost: bool = False
-    """Whether the record that is not visible is in no log."""
+    """True if the hidden record is missing from every log."""
 
     def write(self, *nodes: int) -> None:
         """Write the files of these brokers."""

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 FRAMES = 1_000_000
 SEED = 1
 PARTS = 4
-"""Tests that share the frames, so that none comes near the time limit of a test."""
+"""The number of tests that share the frames, so that none comes near a test's time limit."""
 
 
 @pytest.mark.promise(
@@ -113,8 +113,8 @@ def test_an_answer_takes_at_most_four_times_its_frame():
     ids=["narrow", "two bytes", "wide at its end", "wider and wider"],
 )
 def test_a_text_takes_four_times_its_bytes_and_three_times_more_while_it_is_decoded(text):
-    """Python stores all characters as wide as the widest one; when it meets a wider one, it keeps the old and the new
-    text for a moment. The longest text has 32,767 bytes, so the extra memory is bounded by a constant."""
+    """Python stores all characters at the width of the widest one. When it meets a wider one, it briefly keeps both the
+    old and the new text. The longest text has 32,767 bytes, so the extra memory is bounded by a constant."""
     answer = SaslAuthenticateResponse(error_message=text)
     frame = b"".join(encode_response(answer, 2, CORRELATION_ID))[4:]
 
@@ -156,7 +156,7 @@ def test_the_command_counts_what_it_fed():
     assert ran.stdout.startswith("3000 frames of seed 5 in ")
     assert "findings: 0" in ran.stdout
     expected = Fuzzer(5).feed(0, 3000)
-    counted = [line.split() for line in ran.stdout.splitlines() if " refused " in line]
+    counted = [line.split() for line in ran.stdout.splitlines() if " rejected " in line]
     assert [(int(line[-4]), int(line[-2])) for line in counted] == [
         (expected.refused[target.name], expected.taken[target.name]) for target in TARGETS
     ]

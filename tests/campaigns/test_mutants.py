@@ -92,7 +92,7 @@ def test_members_of_an_enum_are_not_changed():
 def test_each_excluded_mutant_exists(module):
     source = (ROOT / module).read_text(encoding="utf-8")
 
-    assert len(counted(module, source, Config.read())) > 0  # it asserts that each of them exists
+    assert len(counted(module, source, Config.read())) > 0  # counted() asserts that each of them exists
 
 
 @pytest.mark.promise(

@@ -18,10 +18,19 @@ from aioproducer.errors import BrokerError, DeliveryError, DeliveryTimeoutError
 from aioproducer.observe.java_metrics import points
 from aioproducer.observe.snapshots import MetricsSnapshot
 from aioproducer.sending import metrics_push
-from tests.campaigns.simulation import faults
+from tests.campaigns.simulation import faults, planted, planted_connections
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 from tests.campaigns.simulation.oracle import RULES, Logs, no_gap_is_in_the_log, verdict
-from tests.campaigns.simulation.plan import ACKS_0, ACKS_1, IDEMPOTENT, KINDS, V1, V2, plan
+from tests.campaigns.simulation.plan import (
+    ACKS_0,
+    ACKS_1,
+    IDEMPOTENT,
+    KINDS,
+    SHORT_IDLE_TIME,
+    V1,
+    V2,
+    plan,
+)
 from tests.campaigns.simulation.planted import BUGS
 from tests.campaigns.simulation.run import Result, run
 from tests.campaigns.simulation.soak import Tally, play, report
@@ -29,6 +38,9 @@ from tests.campaigns.simulation.unseen import UNSEEN
 from tests.campaigns.workers import started_workers
 
 pytestmark = pytest.mark.slow
+
+PLANTED = (planted, planted_connections)
+"""The modules that register their bugs when they are imported."""
 
 SEEDS = 12
 """Seeds per workload in every test run."""
@@ -101,8 +113,8 @@ def test_one_run_in_seven_is_undisturbed():
 
 
 def test_records_that_are_sent_one_by_one_have_enough_time_in_an_undisturbed_run():
-    """Four tasks send 480 records at once to one partition, each in a batch of its own, and one request is in flight.
-    With 106 ms for a delivery, the last ones would end in the queue."""
+    """Four tasks send 480 records at once to one partition, each in a batch of its own, with one request in flight.
+    With a delivery timeout of 106 ms, the last records would expire in the queue."""
     crowded = plan(ACKS_1, 83011522)
 
     result = run(crowded)
@@ -125,6 +137,16 @@ def test_the_stricter_settings_are_drawn_where_they_are_allowed():
 
         assert (gapless > 80) is (gapless > 0) is (kind in (IDEMPOTENT, V1, V2)), (kind, gapless)
         assert (endless > 80) is (endless > 0) is (kind == IDEMPOTENT), (kind, endless)
+
+
+def test_connections_are_closed_while_idle_in_one_plan_of_five():
+    for kind in KINDS:
+        drawn = [chosen for seed in range(1, 501) if (chosen := plan(kind, seed)).idle]
+        limits = [chosen.settings["connections_max_idle_ms"] for chosen in drawn]
+
+        assert all(1000 * chosen.idle > limit for chosen, limit in zip(drawn, limits, strict=True)), kind
+        assert 75 < len(limits) < 125, kind
+        assert 0.2 < limits.count(SHORT_IDLE_TIME) / len(limits) < 0.45, kind
 
 
 def test_one_cluster_in_four_is_upgraded_to_transactions_v2():

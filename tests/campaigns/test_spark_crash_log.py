@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.spark.page import PAGE, between
-from tests.campaigns.spark_chaos import EXECUTOR, REAL_DEATHS
+from tests.campaigns.spark_chaos import EXECUTOR, REAL_DEATHS, again
 from tests.campaigns.spark_crash_log import MARK, WHAT, CrashLog, CrashRun, printed, read
 
 ONE = CrashRun(1, ("F1", "F3 executor"), 2, 3, 160, 2, 21.5)
@@ -35,6 +35,15 @@ def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
     CrashLog(None, Namespace()).add(ONE)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_plays_a_run_again_has_all_its_options():
+    told = Namespace(crashes=3, topics=2, kafka="apache-3.9", executors=True)
+
+    command = (
+        "python -m tests.campaigns.spark_chaos --runs 1 --seed 7 --crashes 3 --topics 2 --kafka apache-3.9"
+    )
+    assert again(told, 7) == command + " --executors"
 
 
 def test_the_table_counts_the_faults_and_the_rows(tmp_path):

@@ -1,4 +1,4 @@
-"""The planted bugs that random schedules do not find: the test that is named for each of them fails with it."""
+"""The planted bugs that random schedules do not find: the test that is named for each bug fails when it is planted."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Workers:
         self.is_stopping = False
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Begin no further share. This is a signal handler."""
+        """Begin no more shares. This is a signal handler."""
         if not self.is_stopping:
             self.is_stopping = True
             sys.stderr.write("\nstopping once the current shares are finished\n")
@@ -45,7 +45,7 @@ class Workers:
 
 @contextmanager
 def started_workers(processes: int) -> Iterator[Workers]:
-    """Run workers during the block, in the main thread. At its end, the shares that have begun are finished."""
+    """Run workers during the block, which must be in the main thread. Shares that have begun are always finished."""
     workers = Workers(processes)
     before = {number: signal.signal(number, workers.stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

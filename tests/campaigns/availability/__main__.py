@@ -1,13 +1,13 @@
-"""How soon records flow again after a fault on real brokers, compared with aiokafka and confluent-kafka.
+"""Measures how soon records flow again after a fault on real brokers, with aiokafka and confluent-kafka as peers.
 
     python -m tests.campaigns.availability recovery --runs 20     # a broker that accepts connections and stays silent
     python -m tests.campaigns.availability gaps --runs 5          # a leader is killed, frozen, reassigned
 
 All clients run at once, each in its own process, and meet the same faults. `recovery` uses each client's defaults: the
-proxy in front of the only broker is silent for 31 to 62 seconds, longer than request time-outs. The recovery time lasts
-from the end of the silence to the first acknowledgement. `gaps` uses acks=all and idempotence for all clients. A gap is
-the longest time without an acknowledgement in any of six partitions while the fault strikes. The exit status is 1 if
-the worst figure of aioproducer is above that of aiokafka (gaps) or of the better peer (recovery)."""
+proxy in front of the only broker is silent for 31 to 62 seconds, longer than a request time-out. The recovery time is
+measured from the end of the silence to the first acknowledgement. `gaps` uses acks=all and idempotence for all clients.
+A gap is the longest time without an acknowledgement in any of six partitions while the fault strikes. The exit status
+is 1 if the worst figure of aioproducer is above that of aiokafka (gaps) or of the better peer (recovery)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.campaigns.availability.rounds import FROZEN, Figures, gaps, recovery
 
 
 def report(title: str, figures: Figures) -> str:
-    """Return a Markdown table: for each kind of fault and each client the median, the worst and the failed
-    records."""
+    """Return a Markdown table with the median, the worst time and the number of failed records for each kind of fault
+    and each client."""
     lines = [
         f"{title}\n",
         "| fault | client | runs | median | worst | failed records |",
@@ -72,7 +72,7 @@ def main() -> None:
         misses = missed(figures, peers=("aiokafka", "confluent-kafka"))
     else:
         figures = asyncio.run(gaps(names, options.runs, random, options.frozen, extras))
-        print(report(f"Longest gap of acknowledgements, acks=all, seed {options.seed}", figures))
+        print(report(f"Longest gap between acknowledgements, acks=all, seed {options.seed}", figures))
         misses = missed(figures, peers=("aiokafka",))
     for miss in misses:
         print(f"missed: {miss}")

@@ -3,7 +3,7 @@
     python -m tests.campaigns.availability.clients aiokafka 127.0.0.1:9092 topic 6
 
 Further arguments: "same" for acks=all and idempotence, "request_timeout_ms=3000". A line is "ack PARTITION MOMENT" or
-"failed PARTITION MOMENT ERROR"; moments are seconds of time.monotonic(), which all processes of a machine share. The
+"failed PARTITION MOMENT ERROR"; moments are seconds of time.monotonic(), which all processes on a machine share. The
 process ends when its standard input is closed."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def confluent(
     from confluent_kafka import Producer
 
     settings: dict[str, Any] = {"enable.idempotence": True} if "same" in extras else {}
-    # Both settings limit its requests: the broker's time and the network's.
+    # Both settings limit its requests: one limits the broker's time, the other the network's.
     settings |= request_timeout(extras, "request.timeout.ms") | request_timeout(extras, "socket.timeout.ms")
     producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
     report = Reporter()

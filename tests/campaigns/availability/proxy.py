@@ -15,8 +15,8 @@ CHUNK = 256 * 1024
 class HalfOpenProxy:
     """A proxy in front of one broker, used with `async with`.
 
-    While `is_silent` is set, every byte is dropped. A connection that was open at such a moment stays silent forever,
-    like one whose state a firewall has lost; connections opened later work."""
+    From fall_silent() to recover(), every byte is dropped. A connection that is open during that time stays silent
+    forever, like one whose state a firewall has lost; connections opened later work."""
 
     def __init__(self, broker_host: str, broker_port: int = 0, port: int = 0) -> None:
         self.port = port

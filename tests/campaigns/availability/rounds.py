@@ -24,9 +24,9 @@ BROKERS = 3
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 STEADY = 3.0
-"""Seconds for which all partitions must have flowed before a fault."""
+"""Seconds for which records must have flowed in all partitions before a fault."""
 FLOWS = 0.5
-"""A partition flows if its last acknowledgement is at most this many seconds old."""
+"""Records flow in a partition if its last acknowledgement is at most this many seconds old."""
 RECOVERY_TIMEOUT = 150.0
 """Seconds within which all clients must have recovered; otherwise the run fails."""
 FROZEN = 8.0
@@ -64,7 +64,7 @@ class Client:
                 self.failures.append(float(moment))
 
     def flows(self, since: float) -> bool:
-        """Return True if each partition has had a recent acknowledgement after that moment."""
+        """Return True if each partition has had a recent acknowledgement since that moment."""
         young = max(since, time.monotonic() - FLOWS)
         return all(acks and acks[-1] > young for acks in self.acks)
 
@@ -73,8 +73,8 @@ class Client:
         return min(next(moment for moment in acks if moment > since) for acks in self.acks) - since
 
     def longest_gap(self, since: float) -> float:
-        """Return the longest time in seconds without an acknowledgement in any one partition, from shortly before
-        that moment on."""
+        """Return the longest time in seconds without an acknowledgement in any one partition, starting shortly before
+        that moment."""
         gaps = [0.0]
         for acks in self.acks:
             moments = [moment for moment in acks if moment > since - FLOWS]
@@ -117,7 +117,7 @@ async def clients(
 
 
 async def all_flow(found: list[Client], since: float, seconds: float = STEADY) -> None:
-    """Wait until each partition of each client has flowed for this many seconds, counted from `since` or later."""
+    """Wait until records of each client have flowed in each partition for this many seconds after `since`."""
     begun: float | None = None
     async with asyncio.timeout(RECOVERY_TIMEOUT):
         while begun is None or time.monotonic() - begun < seconds:
@@ -131,7 +131,7 @@ async def all_flow(found: list[Client], since: float, seconds: float = STEADY) -
 async def recovery(
     names: list[str], runs: int, random: Random, least: float, most: float, extras: list[str]
 ) -> Figures:
-    """Repeatedly let the only broker be half-open."""
+    """Repeatedly make the only broker half-open, and measure how soon each client recovers."""
     figures = Figures()
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(HalfOpenProxy(HOST))
@@ -156,7 +156,7 @@ async def recovery(
 
 
 async def gaps(names: list[str], runs: int, random: Random, frozen: float, extras: list[str]) -> Figures:
-    """Kill, freeze and reassign leaders of three brokers in turn."""
+    """Kill, freeze and reassign leaders among three brokers, in turn, and measure the gaps."""
     figures = Figures()
     config = {**NOTICES_SOON, "leader.imbalance.check.interval.seconds": 5}
     async with ApacheKafka(BROKERS, config=config, jvm_args=JVM) as kafka:

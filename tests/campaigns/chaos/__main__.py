@@ -1,10 +1,10 @@
-"""Seeded faults against real brokers, one schedule after the other, until a time has passed or you press Ctrl-C.
+"""Plays schedules of seeded faults on real brokers, one after the other, until the time is up or you press Ctrl-C.
 
     python -m tests.campaigns.chaos --minutes 30 --seed 1
 
 Prints counts per outcome, how often each fault occurred, how long its recovery took, and for each failure the command
-that replays it. It also prints what this process holds when all producers are closed: steady growth of memory or of
-anything else is a failure, too. For a run of three days, pass `--minutes 4320`."""
+that replays it. It also prints the resources that this process holds once all producers are closed: steady growth of
+memory or of any other resource is also a failure. For a run of three days, pass `--minutes 4320`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.campaigns.chaos.run import Result, play
 from tests.support.resources import Sample, growth, of_this_process, slope, steady, use_malloc_only
 
 ENOUGH_SAMPLES = 10
-"""Growth is judged from this many schedules on."""
+"""Growth is judged once there have been this many schedules."""
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Tally:
     copied: int = 0
     replaced: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    """Acknowledged records that are in no log, by producer: a lost leader can take them along with acks=1, and acks=0
-    has no acknowledgements from brokers."""
+    """Acknowledged records that are in no log, by producer: with acks=1 they can be lost with their leader, and with
+    acks=0 no broker acknowledges them."""
     ended_twice: list[str] = field(default_factory=list)
     """Transactions that the brokers themselves committed in part."""
     recoveries: list[Recovery] = field(default_factory=list)
@@ -83,13 +83,13 @@ def report(tally: Tally, took: float) -> str:
         f"{tally.schedules.total()} schedules in {took / 60:.1f} minutes ({_counts(tally.schedules)})",
         f"{tally.told.total()} records: {_counts(tally.told)}",
         f"{tally.ended.total()} transactions: {_counts(tally.ended)}; committed by {_counts(tally.levels)}",
-        f"{tally.copied} records copied; the copier was replaced {tally.replaced} times in mid-transaction",
-        f"acknowledged with less than acks=all, and lost: {_counts(tally.lost)}",
+        f"{tally.copied} records copied; the copier was replaced {tally.replaced} times during a transaction",
+        f"lost after an acknowledgement with less than acks=all: {_counts(tally.lost)}",
         f"committed in part by the brokers, as their files prove: {len(tally.ended_twice)}",
         *tally.ended_twice,
         f"errors that the producers met: {_counts(tally.errors)}",
         f"results came at most {tally.latest:.2f} s after their deadline, "
-        f"and turns of the event loop at most {tally.worst_lag:.2f} s late",
+        f"and turns of the event loop were at most {tally.worst_lag:.2f} s late",
         "",
         "| fault | occurred | longest silence of a partition | recovered after |",
         "|---|---|---|---|",
@@ -126,7 +126,7 @@ def _held(samples: list[Sample]) -> list[str]:
         return []
     rest = steady(samples)
     return [
-        "| held after a schedule | first | last | more in an hour, after the warm-up |",
+        "| held after a schedule | first | last | growth per hour, after the warm-up |",
         "|---|---|---|---|",
         *(
             f"| {name} | {samples[0].held[name]:.0f} | {samples[-1].held[name]:.0f} | {slope(rest, name) * 3600:+.2f} |"
@@ -170,8 +170,8 @@ async def _play_all(plans: list[Plan], seconds: float, tally: Tally) -> None:
 
 
 def _is_interrupted() -> bool:
-    """Return True after Ctrl-C, which cancels the main task; calls in it may raise another exception when they are
-    cancelled."""
+    """Return True after Ctrl-C, which cancels the main task. Calls in that task may raise another exception when they
+    are cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -181,8 +181,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.chaos", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--minutes", type=float, default=30, help="begin no schedule after this time")
-    parser.add_argument("--schedules", type=int, default=10_000, help="play at most this many")
+    parser.add_argument("--minutes", type=float, default=30, help="begin no more schedules after this time")
+    parser.add_argument("--schedules", type=int, default=10_000, help="play at most this many schedules")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this workload; may be repeated")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")

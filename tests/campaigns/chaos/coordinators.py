@@ -1,12 +1,12 @@
 """Finds transactions that the brokers themselves ended twice: committed in some partitions, aborted in the others.
 
-A new transaction coordinator reads its partition of `__transaction_state` up to the end of its own log, beyond what
-all replicas have (Kafka's TransactionStateManager.loadTransactionMetadata). If it finds a prepared commit there, it
-sends markers at once. Another replica without that record can still be elected before all markers are written. To it
-the transaction is open, and it aborts it after `transaction_timeout_ms`. The producer gets PRODUCER_FENCED for its
-commit, and reports an unknown outcome.
+A new transaction coordinator reads its partition of `__transaction_state` up to the end of its own log, even beyond
+what all replicas have (Kafka's TransactionStateManager.loadTransactionMetadata). If it finds a prepared commit there,
+it sends markers at once. Another replica without that record can still be elected before all markers are written. That
+replica considers the transaction open, and aborts it after `transaction_timeout_ms`. The producer gets PRODUCER_FENCED
+for its commit, and reports an unknown outcome.
 
-A transaction counts only if the brokers' files prove it."""
+A transaction counts only if the brokers' files prove that this happened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMITS = (TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT)
 
 @dataclass(frozen=True)
 class Ending:
-    """The marker after a record."""
+    """The marker that ended a record's transaction."""
 
     producer_id: int
     record_epoch: int
@@ -90,10 +90,10 @@ def _batches_in(directory: Path) -> Iterator[memoryview]:
 
 
 def ended_twice(directory: Path, history: ChaosHistory, logs: ReadLogs) -> dict[int, str]:
-    """Return a sentence for each transaction of unknown outcome that the brokers committed in part, by its number.
+    """Return, by number, a sentence for each transaction with an unknown outcome that the brokers committed in part.
 
     Args:
-        directory: the cluster's; the brokers' files are in it.
+        directory: the cluster's directory, which contains the brokers' files.
         history: the transactions.
         logs: the records.
     """
@@ -121,7 +121,7 @@ def ended_twice(directory: Path, history: ChaosHistory, logs: ReadLogs) -> dict[
 def _ended_twice(
     replica: Replica, owner: str, numbers: list[int], places: dict[int, tuple[str, int, int]], seen: set[int]
 ) -> bool:
-    """Return True if an earlier coordinator sent the COMMIT markers after the visible records than sent the ABORT
+    """Return True if the COMMIT markers after the visible records come from an earlier coordinator than the ABORT
     markers after the others, and the transaction log contains only the abort."""
     endings = {number: replica.ending(*places[number]) for number in numbers if number in places}
     found = [ending for ending in endings.values() if ending is not None]

@@ -22,7 +22,7 @@ from tests.conftest import MS
 SOME = 200
 """The maximum number of records in a transaction."""
 BOUNCED = 0.1
-"""The share of transactions in the middle of which the copier is replaced."""
+"""The share of transactions during which the copier is replaced."""
 PLACES = [TopicPartition(STEADY, partition) for partition in range(PARTITIONS[STEADY])]
 
 
@@ -35,7 +35,7 @@ class Copier(TransactionalUser):
         """The next offset to copy in each partition, as committed."""
 
     async def run(self) -> None:
-        """Copy until stopped, and then until everything is copied."""
+        """Copy until stopped, and then until nothing is left to copy."""
         self.world.committed_since[self.label] = 0.0
         consumer = Consumer(
             {
@@ -109,7 +109,7 @@ class Copier(TransactionalUser):
         await old.close(timeout=0)
 
     async def _recover(self) -> None:
-        """Repair the producer's state until it may begin a transaction."""
+        """Bring the producer into the state in which it may begin a transaction."""
         while self.producer._transaction.state is not TransactionState.READY:
             state = self.producer._transaction.state
             with suppress(KafkaError):

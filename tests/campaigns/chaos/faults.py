@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tests.campaigns.chaos.world import World
 
 TRAP_TIMEOUT = 10_000 * MS
-"""Seconds that a trap waits for its request; a producer that waits for something else may not send it."""
+"""Seconds that a trap waits for its request; a producer that waits for something else may never send it."""
 CUTS = 3
-"""Connections that one fault cuts, one after the other."""
+"""The number of connections that one fault cuts, one after the other."""
 
 IDEMPOTENT = "idempotent"
 V1 = "transactions v1"
@@ -33,7 +33,7 @@ TRANSACTIONAL = (V1, V2, UPGRADE, COPY)
 
 
 class Family(Enum):
-    """The target of a fault. A fault of brokers or topics may strike together with one of the network."""
+    """The target of a fault. A fault in brokers or topics may strike together with a network fault."""
 
     BROKERS = "brokers"
     TOPICS = "topics"
@@ -48,7 +48,7 @@ class Fault:
     family: Family
     strike: Callable[[World, Random], Awaitable[None]]
     kinds: tuple[str, ...]
-    """The kinds of workloads that it is for; empty means all."""
+    """The kinds of workloads that the fault is for; empty means all."""
 
     def is_for(self, kind: str) -> bool:
         return kind in (self.kinds or (kind,))
@@ -81,7 +81,7 @@ async def _kill(world: World, random: Random) -> None:
 
 @_fault("frozen", Family.BROKERS)
 async def _freeze(world: World, random: Random) -> None:
-    """The pause is shorter or longer than the broker's session, so it resumes as a leader or after it was deposed."""
+    """Freeze a leader for less or more than its session, so that it resumes as a leader or after it was deposed."""
     victim = await world.any_leader(random)
     world.kafka.pause(victim)
     try:
@@ -100,7 +100,7 @@ async def _roll(world: World, random: Random) -> None:
 
 @_fault("two of three down", Family.BROKERS)
 async def _two_down(world: World, random: Random) -> None:
-    """There is no majority of controllers, and no partition has enough replicas."""
+    """Kill two brokers, so that there is no majority of controllers and no partition has enough replicas."""
     victims = random.sample(world.brokers, 2)
     for victim in victims:
         await world.kafka.kill(victim)
@@ -124,7 +124,7 @@ async def _kill_coordinator(world: World, random: Random) -> None:
 
 @_fault("coordinator frozen in mid-commit", Family.BROKERS, *TRANSACTIONAL)
 async def _freeze_coordinator(world: World, random: Random) -> None:
-    """Another coordinator takes over while the state of the commit is unknown; then the frozen one resumes."""
+    """Freeze a coordinator. Another one takes over while the state of the commit is unknown; then the first resumes."""
     victim = await _trapped(world, ApiKey.END_TXN)
     if victim is None:
         return
@@ -156,7 +156,7 @@ async def _add_partitions(world: World, random: Random) -> None:
 
 @_fault("transaction.version raised", Family.TOPICS, UPGRADE)
 async def _upgrade(world: World, random: Random) -> None:
-    """Producers with an open transaction end it with the version with which they began it.
+    """Upgrade the cluster. Producers end an open transaction with the version with which they began it.
 
     They learn of the new level when they connect. One broker closes its connections, as in a rolling restart."""
     await asyncio.sleep(random.uniform(0, 500 * MS))
@@ -194,7 +194,7 @@ async def _cut(world: World, random: Random, api_key: ApiKey, name: str) -> None
 
 @_fault("throttled", Family.NETWORK)
 async def _throttle(world: World, random: Random) -> None:
-    """The connection is so slow that requests time out or are late."""
+    """Make the connections to a broker so slow that requests time out or are late."""
     proxy = world.any_proxy(random)
     proxy.rate = random.choice([1_000, 5_000, 20_000])
     try:
@@ -211,19 +211,19 @@ async def _half_open(world: World, random: Random) -> None:
 
 @_fault("answers lost", Family.NETWORK)
 async def _lose_answers(world: World, random: Random) -> None:
-    """The broker continues to handle requests, but its answers don't arrive."""
+    """Drop a broker's answers, although it continues to handle requests."""
     await _silence(world, random, "answers lost", answers_only=True)
 
 
 async def _silence(world: World, random: Random, name: str, *, answers_only: bool) -> None:
-    """Open connections carry nothing more until the client closes them; new ones work."""
+    """Let the open connections carry no more data until the client closes them; new ones work."""
     if world.any_proxy(random).fall_silent(answers_only=answers_only):
         world.struck(name)
 
 
 async def _trapped(world: World, api_key: ApiKey) -> int | None:
-    """Return the broker that received the next such request, when the connection is cut; None if none came in
-    time."""
+    """Return the broker that received the next such request, once its connection has been cut; None if no request
+    came in time."""
     trap = world.network.lay(api_key)
     try:
         async with asyncio.timeout(TRAP_TIMEOUT):

@@ -10,25 +10,26 @@ from tests.campaigns.simulation.history import History
 
 @dataclass(frozen=True)
 class Recovery:
-    """One round of faults, in seconds."""
+    """The times of one round of faults, in seconds."""
 
     names: tuple[str, ...]
     silence: float
-    """The longest time in which some partition acknowledged nothing."""
+    """The longest time in which a partition of the steady topic acknowledged nothing."""
     recovered: float
-    """The time from the return of the last broker until each partition had acknowledged a record sent since, and each
-    transactional producer had committed a transaction begun since."""
+    """The time from the return of the last broker until each partition had acknowledged a record sent since then, and
+    each transactional producer had committed a transaction begun since then."""
 
 
 @dataclass(eq=False)
 class ChaosHistory(History):
-    """One schedule."""
+    """The history of one schedule."""
 
     recoveries: list[Recovery] = field(default_factory=list)
     levels: Counter[str] = field(default_factory=Counter)
     """Committed transactions by protocol, "v1" or "v2"."""
     owners: dict[int, str] = field(default_factory=dict)
-    """The producer of each transaction, by its number. The group whose positions it sends has the same name."""
+    """The producer of each transaction, by the transaction's number. The group whose positions the producer sends has
+    the same name."""
     positions: dict[str, int | None] = field(default_factory=dict)
     """The groups' positions at the end."""
     copies: Counter[int] | None = None
@@ -38,13 +39,13 @@ class ChaosHistory(History):
     replaced: int = 0
     """How often the copier was replaced."""
     acks_of: dict[str, int] = field(default_factory=dict)
-    """Producers with less than acks=all."""
+    """The acks of each producer that has less than acks=all."""
     ended_twice: dict[int, str] = field(default_factory=dict)
-    """For each transaction that the brokers themselves committed in part, by its number, how they did that."""
+    """How the brokers themselves committed a transaction in part, by its number."""
     lost: Counter[str] = field(default_factory=Counter)
     """Acknowledged records of producers with less than acks=all that are in no log."""
     made_anew_at: float = 0.0
-    """The loop time at which the topic was last re-created, after no broker knew its predecessor."""
+    """The loop time at which the topic was last re-created; by then, no broker knew its predecessor any longer."""
     errors: Counter[str] = field(default_factory=Counter)
     """The producers' errors, from their metrics."""
     latest: float = 0.0

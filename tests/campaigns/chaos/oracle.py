@@ -1,9 +1,9 @@
 """Judges a schedule by what confluent-kafka reads at the end: every result that a producer reported must be true.
 
 The rules are those of the simulation (`../simulation/oracle.py`). One topic is deleted and re-created, and readers
-see only its last log. For it the claim is: a record that was sent when no broker knew the old topic, and was
-acknowledged, is in the new log once, at its offset. Earlier records may be lost with the old log. The new log
-contains no record twice, none out of order, and none that was reported as NOT_PERSISTED."""
+see only its last log. The claim for that topic is: a record that was sent when no broker knew the old topic any longer,
+and that was acknowledged, is in the new log once, at its offset. Earlier records may be lost with the old log. The new
+log contains no record twice, none out of order, and none that was reported as NOT_PERSISTED."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReadLogs:
 
     @property
     def visible(self) -> Counter[int]:
-        """The count of each number with isolation.level=read_committed."""
+        """How often a consumer with isolation.level=read_committed sees each number."""
         return Counter(number for logs in self.committed.values() for log in logs for number in log.values())
 
     def of(self, numbers: Collection[int]) -> ReadLogs:
@@ -84,7 +84,7 @@ def verdict(history: ChaosHistory, logs: ReadLogs) -> list[str]:
 
 
 def claimed(history: ChaosHistory) -> list[Sent]:
-    """Return the records that must not be lost, so without those that may be lost with the log of a deleted topic."""
+    """Return the records that must not be lost: all except those that may be lost with the log of a deleted topic."""
     return [sent for sent in history.sent if sent.topic != MADE_ANEW or sent.asked_at >= history.made_anew_at]
 
 
@@ -156,14 +156,14 @@ def every_record_is_copied_once(history: ChaosHistory, logs: ReadLogs) -> Iterat
     )
     for number in source.keys() | history.copies.keys():
         if source[number] != history.copies[number]:
-            yield f"record {number} is {source[number]} times in the source and {history.copies[number]} times copied"
+            yield f"record {number} is in the source {source[number]} times, and copied {history.copies[number]} times"
 
 
 # Producers with less than acks=all
 
 
 def with_acks_1_only_a_lost_leader_loses_records(history: ChaosHistory, logs: ReadLogs) -> Iterator[str]:
-    """Only records that no follower had can be lost. Until a leader is lost, all are there and in order."""
+    """Only records that no follower had can be lost. Until a leader is lost, all records are in the log, in order."""
     if history.acks == 1 and not LEADERS_LOST & history.fired.keys():
         yield from oracle.every_acknowledged_record_is_in_the_log(history, logs)
         yield from oracle.order_is_kept(history, logs)
@@ -180,7 +180,7 @@ def with_acks_0_nothing_is_sent_twice(history: ChaosHistory, logs: ReadLogs) -> 
 
 
 LEADERS_LOST = {fault.name for fault in FAULTS.values() if fault.family is Family.BROKERS}
-"""Faults after which another replica leads, which may lack some records."""
+"""Faults after which another replica, which may lack some records, becomes the leader."""
 FALLS_BEHIND = {"frozen", "coordinator frozen in mid-commit", "throttled"}
 """Faults after which the requests of a closed connection may be read later than those of the next one."""
 WEAKER_RULES = (with_acks_1_only_a_lost_leader_loses_records, with_acks_0_nothing_is_sent_twice)

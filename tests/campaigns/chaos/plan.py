@@ -1,4 +1,4 @@
-"""The plan of a seed: the cluster, the order of the faults, and which of them strike together.
+"""The plan for a seed: the cluster, the order of the faults, and the faults that strike together.
 
 A seed fixes the actions but not their results: processes, sockets and elections take their own time."""
 
@@ -25,7 +25,7 @@ class Plan:
     """The version of Kafka."""
     format_args: tuple[str, ...]
     rounds: tuple[tuple[str, ...], ...]
-    """Faults by name. Those of a round strike together; the next round begins when all have recovered."""
+    """Names of faults. Those in a round strike together; the next round begins when everything has recovered."""
     among: tuple[str, ...] = ()
     """The faults to which the plan is limited; empty means all faults for its kind."""
 
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def replay(self) -> str:
-        """The command that replays it."""
+        """The command that replays the plan."""
         confined = "".join(f" --fault {name!r}" for name in self.among)
         return (
             f"python -m tests.campaigns.chaos --kind {self.kind!r} --seed {self.seed} --schedules 1{confined}"
@@ -47,7 +47,7 @@ class Plan:
 
 
 def plan(kind: str, seed: int, among: tuple[str, ...] = ()) -> Plan:
-    """Plan each fault of this kind once, or each fault in `among`, in an order that depends on the seed."""
+    """Plan each fault for this kind once, or each fault in `among`, in an order that depends on the seed."""
     random = Random(f"{kind}/{seed}")
     names = [name for name in FAULTS if name in (among or FAULTS) and FAULTS[name].is_for(kind)]
     random.shuffle(names)
@@ -64,7 +64,7 @@ def plan(kind: str, seed: int, among: tuple[str, ...] = ()) -> Plan:
 
 
 def _cluster(kind: str, seed: int) -> tuple[str, tuple[str, ...]]:
-    """Return the release and its features. Transactions v1 run on the old release, or on the new one with the old
+    """Return the release and its features. Transactions v1 run on the old release, or on the new release with the old
     level."""
     is_odd = bool(seed % 2)
     if kind in (IDEMPOTENT, ACKS, COPY):

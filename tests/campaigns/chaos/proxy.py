@@ -1,4 +1,4 @@
-"""A TCP proxy in front of each broker, for faults of the network between a client and its broker.
+"""A TCP proxy in front of each broker, for network faults between clients and the broker.
 
 The brokers advertise the proxies' addresses to clients (`ApacheKafka(advertised=...)`), but connect to each other
 directly. A proxy parses only the length and the API key of each request."""
@@ -16,7 +16,7 @@ from tests.support.accepting import AcceptingServer
 HOST = "127.0.0.1"
 _PREFIX = 4
 _CHUNK = 512
-"""The number of bytes that pass a throttled proxy at once."""
+"""The number of bytes that a throttled proxy forwards at once."""
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class Link:
     broker: asyncio.StreamReader
     to_broker: asyncio.StreamWriter
     task: asyncio.Task[None]
-    """The task that carries its bytes."""
+    """The task that forwards the bytes."""
     loses_requests: bool = False
     loses_answers: bool = False
     is_cut: bool = False
@@ -37,13 +37,14 @@ class Link:
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for a request, whose connection is cut when the broker has received it, before the answer."""
+    """Waits for a request, and cuts its connection after the broker has received it and before the client gets an
+    answer."""
 
     api_key: int
     sprung: asyncio.Future[int]
     """The broker that received the request."""
     skip: int = 0
-    """How many such requests pass unharmed first."""
+    """The number of such requests that pass before one springs the trap."""
 
     @property
     def is_used_up(self) -> bool:
@@ -75,7 +76,7 @@ class Network:
         return {proxy.node_id: (HOST, proxy.port) for proxy in self.proxies}
 
     def lead_to(self, ports: list[int]) -> None:
-        """Set the ports of the brokers, once they have started."""
+        """Set the ports of the brokers after they have started."""
         for proxy, port in zip(self.proxies, ports, strict=True):
             proxy.broker_port = port
 
@@ -85,7 +86,7 @@ class Network:
         return sum(len(proxy.links) for proxy in self.proxies)
 
     def lay(self, api_key: int, *, skip: int = 0) -> Trap:
-        """Lay a trap for the next such request to any broker, after `skip` others."""
+        """Lay a trap for the next request with this API key to any broker, after `skip` others."""
         trap = Trap(api_key, asyncio.get_running_loop().create_future(), skip)
         self._traps.append(trap)
         return trap
@@ -125,7 +126,7 @@ class Proxy:
         self.port = await self._server.listen(HOST)
 
     def fall_silent(self, *, answers_only: bool) -> int:
-        """Keep the open connections open, but let them carry nothing, or no answers. Return how many there are."""
+        """Keep the open connections open, but let them carry no data, or no answers. Return how many there are."""
         for link in self.links:
             link.loses_answers = True
             link.loses_requests = not answers_only
@@ -156,7 +157,7 @@ class Proxy:
             to_broker.transport.abort()
 
     async def _carry(self, link: Link) -> None:
-        """Carry bytes until either side closes the connection or it is cut."""
+        """Carry bytes until either side closes the connection, or a trap cuts it."""
         loop = asyncio.get_running_loop()
         pumps = [loop.create_task(self._requests(link)), loop.create_task(self._answers(link))]
         try:

@@ -29,7 +29,7 @@ from tests.support.read_back import Log, read_back
 WARM_UP = 1000 * MS
 """Seconds of load before the first fault."""
 ENDS_WITHIN = 120_000 * MS
-"""Seconds within which users and producers must end after they are asked to."""
+"""Seconds within which users and producers must end after they are asked to stop."""
 
 PATIENT = {"request_timeout_ms": 2000, "delivery_timeout_ms": 60_000, "max_block_ms": 20_000}
 IMPATIENT = {"request_timeout_ms": 1000, "delivery_timeout_ms": 2500, "max_block_ms": 2000}
@@ -61,7 +61,7 @@ async def play(plan: Plan, tell: Tell = lambda _: None) -> Result:
     Raises:
         ApacheKafkaError: the cluster itself did not start, or a broker did not come back.
 
-    Cancelling it ends everything that it started.
+    Cancelling this call ends everything that it started.
     """
     tell("starts")
     result = Result(plan, ChaosHistory(plan.kind, plan.seed), ["it was not judged"])
@@ -271,5 +271,5 @@ class _Errors(logging.Handler):
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")
 
     def _is_possible(self, loss: str) -> bool:
-        """Return True if acknowledged records can be lost: with a re-created topic, or with a leader and acks=1."""
+        """Return True if acknowledged records can be lost: with a re-created topic, or, with acks=1, with a leader."""
         return f"({MADE_ANEW}-" in loss or bool(self._history.acks_of)

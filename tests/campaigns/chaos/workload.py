@@ -17,7 +17,7 @@ BURST = 3
 PAUSE = 100 * MS
 """Each task sends BURST records and pauses."""
 KEYS = 16
-"""The number of different keys of a task; together they reach all partitions."""
+"""The number of different keys that a task uses; together they reach all partitions."""
 FILLER = 500
 """The maximum number of bytes in a record besides its number."""
 SLACK = 10_000 * MS
@@ -25,7 +25,7 @@ SLACK = 10_000 * MS
 ABORTED = 0.2
 """The share of transactions that their user aborts."""
 WITH_OFFSETS = 0.5
-"""The share of transactions with a position of the group."""
+"""The share of transactions that include a position of the group."""
 
 
 class User:
@@ -56,7 +56,7 @@ class User:
                 try:
                     await self.send(task, topic, None)
                 except KafkaError:
-                    pass  # recorded: it must not be in the log
+                    pass  # the failure is recorded: this record must not be in the log
             await self.pause(PAUSE)
 
     async def pause(self, seconds: float) -> None:
@@ -114,7 +114,7 @@ class User:
 
 
 class TransactionalUser(User):
-    """Runs one transaction after the other, of some records each."""
+    """Runs transactions of several records, one after the other."""
 
     async def run(self) -> None:
         """Run transactions until stopped."""
@@ -161,14 +161,14 @@ class TransactionalUser(User):
 
     async def _commit(self) -> None:
         is_v2 = self.producer._transaction.is_v2
-        # Deliveries first, then the EndTxn, and with v1 a new epoch after an EndTxn that was sent twice.
+        # Time for the deliveries, the EndTxn and, with v1, a new epoch after an EndTxn that was sent twice.
         limit = self._config.delivery_timeout + 2 * self._config.max_block + SLACK
         async with asyncio.timeout(limit):
             await self.producer.commit_transaction()
         self.world.history.levels["v2" if is_v2 else "v1"] += 1
 
     async def _begin(self) -> bool:
-        """Do what is necessary before the next transaction. Return False if this must be tried again."""
+        """Begin a transaction, or do what must come first. Return False if the call must be repeated."""
         state = self.producer._transaction.state
         try:
             if state is TransactionState.READY:
@@ -192,7 +192,8 @@ class TransactionalUser(User):
 
 
 class Owner(TransactionalUser):
-    """Each of its transactions has a participant, another producer that writes to it and is closed before the end."""
+    """A user whose transactions each have a participant: another producer, which writes some of the records and is
+    closed before the transaction ends."""
 
     async def _write(self, number: int, transaction: SimulatedTransaction) -> None:
         random = self._random

@@ -39,9 +39,9 @@ QUICK = {
 }
 
 RECOVERS_WITHIN = 90_000 * MS
-"""Seconds after a fault within which everything works again, including elections on a busy machine."""
+"""Seconds after a fault within which everything must work again, including elections on a busy machine."""
 SETTLES_WITHIN = 60_000 * MS
-"""Seconds within which brokers abort abandoned transactions."""
+"""Seconds within which brokers must abort abandoned transactions."""
 
 
 class World:
@@ -113,7 +113,7 @@ class World:
         return self.kafka.bootstrap_servers_of("INTERNAL")
 
     async def any_leader(self, random: Random) -> int:
-        """Return a broker that leads some partition, or any broker if the partition has no leader at the moment."""
+        """Return the leader of a random partition, or any broker if that partition has no leader at the moment."""
         leader = await self.kafka.leader(STEADY, random.randrange(PARTITIONS[STEADY]))
         return leader if leader >= 0 else random.choice(self.brokers)
 
@@ -145,7 +145,7 @@ class World:
         self._progress.set()
 
     def round_begins(self) -> None:
-        """Measure silences from now on: faults are about to strike."""
+        """Start to measure silences: faults are about to strike."""
         now = asyncio.get_running_loop().time()
         self._silence = 0.0
         self._acked_at = dict.fromkeys(self._acked_at, now)
@@ -185,7 +185,7 @@ class World:
     # Topics
 
     async def delete_topic(self) -> None:
-        """Delete the topic that is re-created later; return when no broker knows it."""
+        """Delete the topic that is re-created later; return when no broker knows it any longer."""
         future = self._admin.delete_topics([MADE_ANEW], operation_timeout=30)[MADE_ANEW]
         await asyncio.to_thread(future.result, 60)
         async with asyncio.timeout(RECOVERS_WITHIN):
@@ -206,7 +206,7 @@ class World:
         self._partitions[GROWING] = total
 
     async def settled(self) -> None:
-        """Wait until no transaction is open, as read_committed consumers see it."""
+        """Wait until read_committed consumers see no open transaction."""
         places = [TopicPartition(topic, partition) for topic, partition in self._places(self._partitions)]
         unsettled = ""
         try:
@@ -225,7 +225,7 @@ class World:
             self._connect_admin()  # after FENCED_LEADER_EPOCH, an old client keeps asking with the old epoch
             return str(error)
         return ", ".join(
-            f"{topic}-{partition} has a transaction that is open from {end} on, of {written[topic, partition]} records"
+            f"{topic}-{partition} has {written[topic, partition]} records and a transaction open since offset {end}"
             for (topic, partition), end in committed.items()
             if end != written[topic, partition]
         )

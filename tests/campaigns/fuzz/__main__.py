@@ -1,8 +1,8 @@
-"""Feeds mutated frames for as long as you like; exit status 1 if one of them broke a promise.
+"""Feeds mutated frames to decoders for as long as you like; the exit status is 1 if a decoder broke a promise.
 
     python -m tests.campaigns.fuzz --frames 100000000 --seed 1 --processes 2
 
-Ctrl-C ends it with the findings so far. For each finding it prints the command that feeds that frame again."""
+Ctrl-C ends the run with the findings so far. Each finding names the command that feeds its frame again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.campaigns.workers import started_workers
 SHARE = 50 * BLOCK
 """The number of frames that a process is given at a time: about a second's work."""
 ENOUGH = 20
-"""The number of findings after which it stops."""
+"""The number of findings after which the run stops."""
 
 
 def feed(seed: int, first: int, count: int) -> Tally:
@@ -34,7 +34,7 @@ def _shares(frames: int) -> Iterator[tuple[int, int]]:
 
 
 def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Tally, float]:
-    """Feed the frames in several processes; return the results and the seconds that it took."""
+    """Feed the frames in several processes; return the results and the seconds that this took."""
     began = time.perf_counter()
     tally = Tally()
     wanted = itertools.takewhile(
@@ -59,7 +59,7 @@ def report(tally: Tally, seed: int, took: float) -> str:
         f"{tally.frames} frames of seed {seed} in {took:.1f} s ({tally.frames / max(took, 1e-9):.0f} frames/s); "
         f"the memory of {tally.sampled} was measured",
         *(
-            f"  {target.name:15s}{tally.refused[target.name]:10d} refused {tally.taken[target.name]:10d} taken"
+            f"  {target.name:15s}{tally.refused[target.name]:10d} rejected {tally.taken[target.name]:10d} accepted"
             for target in TARGETS
         ),
         f"findings: {len(tally.findings)}",
@@ -78,7 +78,7 @@ def replay(seed: int, number: int) -> int:
     tally = Fuzzer(seed).feed(number, 1)
     if not any(finding.hangs for finding in tally.findings):
         try:
-            sys.stdout.write(f"taken: {target.take(about, frame)!r}\n")
+            sys.stdout.write(f"accepted: {target.take(about, frame)!r}\n")
         except Exception:
             traceback.print_exc(file=sys.stdout)
     sys.stdout.write(report(tally, seed, 0.0) + "\n")

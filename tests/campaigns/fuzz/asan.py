@@ -120,7 +120,7 @@ def main() -> int:
         "-p",
         "no:cacheprovider",
     ]
-    # This must come before the directories of pyproject.toml, which pytest puts first.
+    # pytest puts these directories first, so the copy must come before those in pyproject.toml.
     command += ["-o", f"pythonpath={BUILD} . examples"]
     tests = TESTS[:1] if arguments.planted else arguments.tests
     status = subprocess.run([*command, *tests], cwd=ROOT, env=environment(), check=False).returncode

@@ -18,7 +18,7 @@ from tests.support.oracle import OracleRecord, encode_batch, encode_records
 
 GOLDEN = Path(__file__).parent.parent.parent / "protocol" / "golden" / "messages.json"
 CORRELATION_ID = 0x01020304
-"""The correlation id of every response here; the golden responses are rewritten to it."""
+"""The correlation id of every response here; it replaces those of the golden responses."""
 
 RESPONSES = [
     (request.Response, version)
@@ -41,7 +41,7 @@ def _golden(ending: str) -> list[Valid]:
     for case in json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]:
         if case["message"].endswith(ending):
             valid = Valid(getattr(messages, case["message"]), case["version"], bytes.fromhex(case["frame"]))
-            # Frames with all fields set come more often than those with all defaults.
+            # Frames with all fields set are drawn more often than those with all defaults.
             found += [valid] * (3 if case["case"] == "full" else 1)
     return found
 
@@ -59,7 +59,7 @@ def requests() -> list[Valid]:
 
 @cache
 def metadata() -> list[Valid]:
-    """Return answers with real brokers and topics: the golden answers have no host that could be connected to."""
+    """Return answers with real brokers and topics: the golden answers have no host that a client could connect to."""
     found = []
     for version in range(MetadataResponse.versions.min, MetadataResponse.versions.max + 1):
         brokers = [
@@ -84,7 +84,7 @@ def metadata() -> list[Valid]:
 
 
 class Appended(NamedTuple):
-    """A Produce request whose frame was made, and the answer that all of it was appended."""
+    """A Produce request that has been encoded, and the frame of an answer that reports success for all of it."""
 
     version: int
     request: ProduceBatches
@@ -141,7 +141,7 @@ RECORDS = [
 
 @cache
 def batches() -> list[bytes]:
-    """Return fields of record batches: one batch, several, of each codec, control batches, with log append time."""
+    """Return record fields: with one batch, several batches, each codec, control batches, and log append time."""
     plain = encode_batch(RECORDS, producer_id=4711, producer_epoch=3, base_sequence=7, transactional=True)
     marker = encode_batch([OracleRecord(5, b"\0\0\0\1", b"\0\0\0\0\0\0")], control=True, producer_id=1)
     stamped = encode_batch(RECORDS[:2], log_append_time=99, base_offset=2**40)

@@ -1,7 +1,7 @@
-"""Feeds frames and checks and counts the results.
+"""Feeds frames to the targets, and checks and counts the results.
 
 Frames come in blocks. A block's Random depends only on the seed and the block's number, so a frame can be reproduced
-without the frames of other blocks. Feeding a frame has no influence on the next draw."""
+without the frames of other blocks. Feeding a frame does not influence the next draw."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SAMPLED = 64
 message."""
 
 TICK = 0.5
-"""Seconds of processor time. A frame that is being fed at two successive ticks counts as hanging: it has had between
-one tick and two, while the slowest frame takes some milliseconds."""
+"""Seconds of processor time. A frame that is being fed at two successive ticks counts as hanging: it has taken between
+one tick and two, while the slowest frame takes a few milliseconds."""
 
 MOST_TIMES = 40
 """The limit for the memory of decoded objects, in multiples of the frame's size, if they can't be weighed because the
@@ -41,12 +41,12 @@ frame was rejected: objects of a request, or of the view that is built from an a
 
 
 class FrameHangs(BaseException):
-    """A BaseException, so that no decoder handles it as a decoding error."""
+    """Raised if a frame hangs. It is a BaseException, so that no decoder handles it as a decoding error."""
 
 
 @dataclass
 class Finding:
-    """A frame that broke a promise."""
+    """A frame with which a promise was broken."""
 
     number: int
     target: str
@@ -88,7 +88,7 @@ class Tally:
 
 
 def drawn(seed: int, number: int) -> tuple[Target, Any, bytes]:
-    """Return the frame with this number, its target and what it is decoded as."""
+    """Return the target of the frame with this number, the type that it is decoded as, and the frame."""
     random = Random(seed << 40 | number // BLOCK)
     for _ in range(number % BLOCK):
         _draw(random)
@@ -102,7 +102,7 @@ def _draw(random: Random) -> tuple[Target, Any, bytes]:
 
 
 class Fuzzer:
-    """Feeds frames in the main thread of a process; it uses the process's timer of processor time."""
+    """Feeds frames in the main thread of a process, whose processor-time timer it uses."""
 
     def __init__(self, seed: int, *, most_findings: int = 20) -> None:
         self.seed = seed
@@ -172,21 +172,21 @@ class TooMuchMemory(Exception):
 
 
 class SaysSomethingElse(Exception):
-    """The decoded value is not the same after encoding and decoding it."""
+    """The decoded value is not the same after being encoded and decoded again."""
 
 
 def _look_closely(target: Target, about: Any, frame: bytes) -> None:
-    """Feed a frame slowly, with its memory measured. Raise an exception if it breaks a promise."""
+    """Feed a frame and measure its memory, which is slow. Raise an exception if a promise is broken."""
     answer, refusal, peak = _measured(target, about, frame)
     most = ALWAYS + TIMES_THE_FRAME * len(frame) + target.beyond
     if target.name != "response":
         most += weight(answer) if refusal is None else MOST_TIMES * len(frame)
     if peak > most:
-        # Memory of other threads, such as pytest-xdist's, is measured too; only the frame's own memory is needed
-        # again.
+        # The figure includes memory of other threads, such as pytest-xdist's. Measure again: only the memory for the
+        # frame itself is certain to be allocated a second time.
         peak = min(peak, _measured(target, about, frame)[2])
     if peak > most:
-        raise TooMuchMemory(f"{peak} bytes for a frame of {len(frame)}, where {most} are allowed")
+        raise TooMuchMemory(f"{peak} bytes for a frame of {len(frame)} bytes; the limit is {most}")
     if refusal is not None:
         raise refusal
     if target.name == "response":

@@ -1,7 +1,7 @@
 """The frames that take the most memory: full of the smallest possible elements.
 
 The memory allocated for a frame is bounded by its own bytes, since no count beyond them is accepted; these frames
-show how much it is at most. A topic of 3 bytes, with neither name nor partitions, is an object with a list, 120
+show the maximum. A topic of 3 bytes, with neither name nor partitions, becomes an object with a list, which takes 120
 bytes; no Python program can store it in 12. So the elements of a long array are decoded only on access."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Path = tuple[Field, ...]
 
 def heaviest(size: int) -> Iterator[Heavy]:
     """Yield, for each response, version and array, a valid frame of about `size` bytes in which that array is as long
-    as is accepted."""
+    as the decoder accepts."""
     for message, version in RESPONSES:
         for path in _arrays(message, message, version):
             few, more = (_frame(message, version, path, count) for count in (100, 200))

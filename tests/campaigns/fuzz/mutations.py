@@ -20,7 +20,7 @@ EXTREMES = tuple(
     ).split()
 )
 LONGEST_RANDOM = 96
-"""The maximum size of a frame that is all random, in bytes."""
+"""The maximum size in bytes of an entirely random frame."""
 
 Mutation = Callable[[Random, bytearray, Sequence[bytes]], None]
 
@@ -47,7 +47,7 @@ def put_in_an_extreme(random: Random, frame: bytearray, others: Sequence[bytes])
 
 
 def state_what_is_left(random: Random, frame: bytearray, others: Sequence[bytes]) -> None:
-    """Write a length of one or four bytes that is right, or wrong by a little."""
+    """Write the length of the rest, in one or four bytes, either correct or slightly wrong."""
     size = 4 if random.random() < 0.5 else 1
     at = int(random.random() * (len(frame) + 1))
     left = max(0, len(frame) - at - size + int(random.random() * 5) - 2)
@@ -96,8 +96,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(random: Random, frame: bytes, others: Sequence[bytes], kept: int = 0) -> bytes:
-    """Return `frame` after up to three mutations; mostly its first `kept` bytes stay. `others` are used for
-    splices."""
+    """Return `frame` after up to three mutations, which in most cases leave its first `kept` bytes unchanged. `others`
+    are used for splices."""
     whole = random.random() < 0.06
     changed = bytearray(frame if whole else frame[kept:])
     for _ in range(

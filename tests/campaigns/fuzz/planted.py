@@ -1,4 +1,4 @@
-"""Bugs planted into decoders, to check that the fuzzer finds them. Each is a patch for the duration of a `with`
+"""Bugs planted in decoders, to check that the fuzzer finds them. Each is a patch for the duration of a `with`
 block.
 
 They are the classic bugs of decoders of untrusted bytes: a bound that is not checked, memory allocated for a claimed
@@ -23,14 +23,14 @@ from tests.campaigns.fuzz.fuzzer import Finding, Fuzzer
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """A patch, and how soon it must be found."""
+    """A patch that plants a bug, and how soon the bug must be found."""
 
     name: str
     plant: Callable[[], AbstractContextManager[Any]]
     frames: int
     """The bug must be found within this many frames of any seed."""
     what: str
-    """The beginning of the finding."""
+    """The beginning of the finding's text."""
 
     def convicted_by(self, seed: int) -> Finding | None:
         """Return the first frame that reveals the bug."""

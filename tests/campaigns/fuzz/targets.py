@@ -54,8 +54,8 @@ Drawn = tuple[Any, bytes]
 
 
 class Target(NamedTuple):
-    """`draw` returns a frame and what it is decoded as; `take` decodes it. `share` of 100 frames go to this
-    target."""
+    """A target: `draw` returns a frame and the type that it is decoded as; `take` decodes it. `share` of 100 frames go
+    to this target."""
 
     name: str
     share: int
@@ -102,7 +102,7 @@ def _draw_metadata(random: Random) -> Drawn:
 
 
 def _take_metadata(version: int, frame: bytes) -> object:
-    """Build a view of the cluster from it, and then a second view from the same answer."""
+    """Build a view of the cluster from the answer, and then a second view from the same answer."""
     answer = decode_response(MetadataResponse, version, frame, CORRELATION_ID)
     names = [topic.name for topic in answer.topics if topic.name is not None]
     cluster = merged(Cluster.empty(), answer, names)
@@ -194,7 +194,7 @@ def _draw_size(random: Random) -> Drawn:
 
 def _take_size(limit: int, prefix: bytes) -> object:
     size = framing.decode_size(prefix, limit)
-    assert 0 <= size <= limit, f"a frame of {size} bytes is let in, the limit is {limit}"
+    assert 0 <= size <= limit, f"a frame of {size} bytes is accepted; the limit is {limit}"
     return size
 
 

@@ -1,13 +1,13 @@
-"""Makes one small change at a time to the modules that decide, and checks that their tests fail; exit status 1 if too
-many changes go unnoticed.
+"""Makes one small change at a time to the modules that make decisions, and checks that their tests fail. The exit
+status is 1 if too many changes go unnoticed.
 
     python -m tests.campaigns.mutants [--sample 10] [--seed 1] [aioproducer/transactions/state.py ...]
     python -m tests.campaigns.mutants.selections
 
 Everything happens in a temporary copy of the tree. mutants.toml lists the modules and their tests.
 
-We use our own program because of the error table: mutmut 3.8 ignores code outside functions, and properties;
-cosmic-ray 8.7 can't change an entry of a table or a member of an enum."""
+We use our own program because of the error table: mutmut 3.8 ignores properties and code outside functions, and
+cosmic-ray 8.7 can't change an entry in a table or a member of an enum."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Group(NamedTuple):
     """The limit of processor time in seconds, for the suite without any change and for each mutant."""
     least_killed: float
     sample: int | None = None
-    """How many mutants of each module are tried, chosen by the seed; None for all."""
+    """The number of mutants of each module that are tried, chosen by the seed; None for all."""
 
 
 class Config(NamedTuple):
@@ -115,7 +115,7 @@ class Trial:
         """Run a group's suite on the originals; return the seconds of processor time that it took."""
         sources = {module: self.source(module) for module in group.modules}
         for module, source in sources.items():
-            # Without comments, as each mutant is written.
+            # Written without comments, as all mutants are.
             (self._copy / module).write_text(ast.unparse(ast.parse(source)), encoding="utf-8")
         fate, took = self.run(group.suite, group.most_seconds)
         for module, source in sources.items():
@@ -124,7 +124,7 @@ class Trial:
         return took
 
     def fate(self, module: str, mutant: Mutant, group: Group) -> Fate:
-        """Run the group's suite on a mutant, the module's own tests first, until a test fails or the time is over."""
+        """Run the group's suite on a mutant, the module's own tests first, until a test fails or the time is up."""
         path = self._copy / module
         own = Path("tests", *Path(module).parts[1:-1], f"test_{path.stem}").as_posix()
         first = [file for file in group.suite if file.startswith((f"{own}.", f"{own}_"))]
@@ -149,7 +149,7 @@ class Trial:
         return fate
 
     def run(self, arguments: Sequence[str], seconds: float) -> tuple[Fate, float]:
-        """Run pytest with these arguments; return the fate of the current code and the seconds that it took."""
+        """Run pytest with these arguments; return the result for the current code and the seconds that it took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([seconds, *arguments]) + "\n")
@@ -173,7 +173,7 @@ def counted(module: str, source: str, config: Config) -> list[Mutant]:
 
 
 def sampled(module: str, mutants: Sequence[Mutant], size: int | None, seed: int) -> list[Mutant]:
-    """Return this many of a module's mutants, in their order; the same ones for the same seed and source."""
+    """Return `size` of a module's mutants in their original order: always the same ones for a seed and a source."""
     if size is None or size >= len(mutants):
         return list(mutants)
     chosen = Random(f"{module}/{seed}").sample(range(len(mutants)), size)
@@ -205,7 +205,9 @@ def say(text: str) -> None:
 def main() -> int:
     config = Config.read()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("modules", nargs="*", default=config.modules, help="all of mutants.toml by default")
+    parser.add_argument(
+        "modules", nargs="*", default=config.modules, help="default: all modules in mutants.toml"
+    )
     parser.add_argument("--sample", type=int, help="at most this many mutants of each module")
     parser.add_argument("--seed", type=int, default=1, help="the seed that chooses the mutants of a sample")
     arguments = parser.parse_args()

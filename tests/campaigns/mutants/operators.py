@@ -1,4 +1,4 @@
-"""The mutants of a module: its source with one small change each, of the kinds that a test should notice.
+"""The mutants of a module: copies of its source with one small change each, of kinds that a test should notice.
 
 Texts, annotations, docstrings and the members of enums are not changed. Entries of tables are left out or
 exchanged."""
@@ -34,7 +34,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Pow: ast.Mult,
     ast.BitAnd: ast.BitOr,
 }
-"""Without `|`, which joins types in this code."""
+"""`|` is left out because it joins types in this code."""
 
 
 class Mutant(NamedTuple):
@@ -67,7 +67,7 @@ def mutants_of(source: str, namespace: Mapping[str, Any]) -> Iterator[Mutant]:
 
     Args:
         source: the source of the module.
-        namespace: the values of its names, used to exchange members of enums for other members.
+        namespace: the values of the module's names, used to exchange members of enums for other members.
     """
     tree = ast.parse(source)
     seen = {ast.unparse(tree)}
@@ -173,7 +173,7 @@ class _Walk:
                 return None
 
     def _parts(self, statement: ast.stmt) -> Iterator[Change]:
-        """Yield changes of the expressions of a statement, without the statements in it."""
+        """Yield changes to the expressions in a statement, but not to the statements in it."""
         match statement:
             case ast.Assign([ast.Tuple()], ast.Tuple() as values):
                 yield from self._list(values, "elts")
@@ -223,7 +223,7 @@ class _Walk:
         yield from self._below(node)
 
     def _list(self, owner: ast.AST, field: str, *, members: bool = True) -> Iterator[Change]:
-        """Yield changes of the elements of a list; of enum members only if they are not also left out one by one."""
+        """Yield changes to the elements of a list; to enum members only if they are not also left out one by one."""
         nodes = getattr(owner, field)
         for index, node in enumerate(nodes):
             if node is None:
@@ -302,7 +302,7 @@ class _Walk:
             yield from self._at(keyword, "value")
 
     def _others(self, node: ast.expr, *, members: bool = True) -> Iterator[ast.expr]:
-        """Yield the replacements of an expression."""
+        """Yield the replacements for an expression."""
         match node:
             case ast.Compare(left, [op], right):
                 for other in COMPARISONS[type(op)]:

@@ -1,10 +1,10 @@
-"""Do the quick tests notice what all tests notice? Exit status 1 if `make test` kills less than 95 % of the mutants
-that `make test` and `make test-all` kill together.
+"""Checks that the quick tests notice what all tests notice. The exit status is 1 if `make test` kills less than 95 %
+of the mutants that `make test` and `make test-all` kill together.
 
     python -m tests.campaigns.mutants.selections [--sample 10] [aioproducer/protocol/outcomes.py ...]
 
-Each mutant of the pure modules runs against the test files of its room that import the module: first those that
-`make test` selects, then the others if the mutant is still alive."""
+Each mutant of the pure modules runs against the test files that import the module and are in the test directory of its
+package: first against the tests that `make test` selects, then against the others if the mutant is still alive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_SECONDS = 60  # of processor time for a mutant and a selection
 
 
 def files_about(module: str) -> list[str]:
-    """Return the test files in the room of a module that import the module."""
+    """Return the test files that import a module and are in the test directory of its package."""
     path = Path(module)
     package = ".".join(path.parent.parts)
     imports = re.compile(
@@ -43,7 +43,7 @@ def is_slow(file: str) -> bool:
 
 
 def compare(module: str, trial: Trial, config: Config, sample: int | None) -> bool:
-    """Try the mutants of a module; return whether the quick tests kill enough of those that any test kills."""
+    """Try the mutants of a module; return whether the quick tests kill enough of the mutants that any test kills."""
     files = files_about(module)
     slow = [file for file in files if is_slow(file)]
     if not slow:

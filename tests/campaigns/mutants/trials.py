@@ -1,7 +1,7 @@
 """Runs test files on request, each time in a fork of this process, which has already imported pytest.
 
-It is started in the copy of the tree. Each line of its input is a JSON array: the limit of processor time in
-seconds, then arguments of pytest such as test files. Its answer is a line with the exit status of pytest, or
+The program is started in the copy of the tree. Each line of its input is a JSON array: the limit of processor time in
+seconds, then arguments for pytest, such as test files. It answers with a line that contains pytest's exit status, or
 TIMED_OUT, and the seconds of processor time."""
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ copy."""
 
 
 WALL_TIME_FACTOR = 6
-"""The limit of a trial's wall time, as a multiple of its processor time: a mutant that waits forever uses none."""
+"""The limit of a trial's wall time, as a multiple of its limit of processor time, which a waiting mutant never
+reaches."""
 
 
 def in_a_fork(seconds: float, arguments: list[str]) -> tuple[int, float]:
@@ -72,7 +73,7 @@ def _pytest(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    # Cached bytecode of one mutant could be used for the next one, which may have the same size and time.
+    # Bytecode cached for one mutant could be used for the next one, which may have the same size and modification time.
     sys.dont_write_bytecode = True
     for name in PRELOADED:
         importlib.import_module(name)
