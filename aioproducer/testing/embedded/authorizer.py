@@ -6,14 +6,10 @@ for "*" covers every name. This module does not depend on the formats of request
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aioproducer.protocol.error_codes import ErrorCode
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.request_context import RequestContext
 
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of a connection that has not authenticated."""
@@ -133,48 +129,3 @@ class Authorizer:
         """Return the error if this principal is denied the operation; None if it is allowed."""
         denied = any(rule.covers(principal, operation, resource_type, name) for rule in self._denials)
         return _ERRORS[resource_type] if denied else None
-
-
-# Rules that concern more than one resource
-
-
-def producer_id_refusal(context: RequestContext, transactional_id: str | None) -> ErrorCode | None:
-    """Return the error if this client can't get a producer id from InitProducerId; None if it can.
-
-    Since KIP-679, a client that may write to at least one topic needs no separate permission for idempotent writes."""
-    if transactional_id is not None:
-        return context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
-    refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
-    if refusal is None or context.release.idempotence_needs_cluster_acl:
-        return refusal
-    # As in Kafka's authorizeByResourceType, only a rule for "*" denies the client WRITE on all topics.
-    return refusal if context.denied(Operation.WRITE, ResourceType.TOPIC, WILDCARD) else None
-
-
-def creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
-    """Return the error if this client is not allowed to create the topic; None if it is.
-
-    Permission on either the cluster or the topic is enough; Kafka checks the cluster first."""
-    if context.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
-        return None
-    return context.denied(Operation.CREATE, ResourceType.TOPIC, topic)
-
-
-def added_partition_refusals(
-    context: RequestContext, topics: Mapping[str, Iterable[int]]
-) -> dict[tuple[str, int], ErrorCode]:
-    """Return the errors for an AddPartitionsToTxn request; if any partition can't be added, none are.
-
-    Partitions that can't be added get TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION; the others get
-    OPERATION_NOT_ATTEMPTED. The result is empty if all partitions can be added.
-    """
-    found: dict[tuple[str, int], ErrorCode] = {}
-    for topic, partitions in topics.items():
-        denied = context.denied(Operation.WRITE, ResourceType.TOPIC, topic)
-        for partition in partitions:
-            known = context.cluster.find_partition(topic, partition) is not None
-            missing = ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            found[topic, partition] = denied or missing
-    if not any(found.values()):
-        return {}
-    return {target: error or ErrorCode.OPERATION_NOT_ATTEMPTED for target, error in found.items()}

@@ -1,53 +1,32 @@
-"""One broker: a listening socket, and a task per connection that serves its requests one after another.
+"""One broker: its state, its listening socket, and a task per connection.
 
-A request is read only after the response to the previous one has been sent, so pipelined requests are served in order.
-EmbeddedCluster owns the brokers. The handlers process the requests; this module manages the connections.
+A broker knows neither the cluster nor the requests: `connections` serves its connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import math
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
-from aioproducer.errors import ProtocolError, UnsupportedVersionError
-from aioproducer.protocol.api import (
-    ApiKey,
-    RequestHeader,
-    decode_request,
-    decode_request_header,
-    encode_response,
-)
-from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.frame import PREFIX_SIZE, decode_size
-from aioproducer.protocol.messages import ApiVersionsResponse
-from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded import fault_effects, listener
-from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError
-from aioproducer.testing.embedded.handlers import HANDLERS, targets
-from aioproducer.testing.embedded.metadata_handlers import refused_api_versions
-from aioproducer.testing.embedded.quotas import Timed
+from aioproducer.testing.embedded import listener
 from aioproducer.testing.embedded.releases import Release
-from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext, Session
-from aioproducer.testing.embedded.tls_streams import Reader, Writer, secured
 from aioproducer.types import Node
 
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
-
-logger = logging.getLogger(__name__)
-
-SOCKET_REQUEST_MAX_BYTES = 100 * 1024 * 1024
-"""The maximum size of a request in bytes: Kafka's default."""
-
 _READ_LIMIT = 1024 * 1024  # bytes to read ahead of the current request
-_ANOTHERS = 1_000_000  # added to a correlation id to get one that no recent request has used
+
+
+Serve: TypeAlias = (
+    "Callable[[EmbeddedBroker, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]"
+)
+"""Serves one connection of a broker until it is closed."""
+
+
+class CloseConnection(Exception):
+    """The broker closes this connection and sends nothing more on it."""
 
 
 class BrokerState(Enum):
@@ -72,11 +51,13 @@ class EmbeddedBroker:
 
     def __init__(
         self,
-        cluster: EmbeddedCluster,
         node_id: int,
         host: str,
         port: int,
         release: Release,
+        *,
+        serve: Serve,
+        on_thaw: Callable[[], None],
     ) -> None:
         self.node_id = node_id
         self.host = host
@@ -85,7 +66,8 @@ class EmbeddedBroker:
         self.release = release
         self.is_fenced = False
         """True if the controller has fenced the broker. The broker rejoins the cluster when it thaws."""
-        self._cluster = cluster
+        self._serve = serve
+        self._on_thaw = on_thaw
         self._state = BrokerState.STOPPED
         self._server: asyncio.Server | None = None
         self._listener: listener.CountingListener | None = None
@@ -98,10 +80,6 @@ class EmbeddedBroker:
     def state(self) -> BrokerState:
         """The state of the broker."""
         return self._state
-
-    @property
-    def _tls(self) -> ssl.SSLContext | None:
-        return self._cluster.security.tls if self._cluster.security is not None else None
 
     @property
     def is_frozen(self) -> bool:
@@ -222,13 +200,11 @@ class EmbeddedBroker:
         self._move(BrokerState.RUNNING)
         self._cancel_timers()
         self.is_fenced = False
-        self._cluster.transactions.wake()
+        self._on_thaw()
         for writer in self._connections.values():
             if not writer.transport.is_closing():
                 writer.transport.resume_reading()  # type: ignore[attr-defined]  # the transport also reads
         self._thawed.set()
-
-    # One connection
 
     def _accept(
         self,
@@ -244,116 +220,8 @@ class EmbeddedBroker:
         if self._state is BrokerState.FROZEN:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # the transport also reads
         peer = writer.get_extra_info("peername")
-        task = asyncio.create_task(self._serve(reader, writer), name=f"broker {self.node_id} serves {peer}")
+        task = asyncio.create_task(
+            self._serve(self, reader, writer), name=f"broker {self.node_id} serves {peer}"
+        )
         self._connections[task] = writer
         task.add_done_callback(self._connections.pop)
-
-    async def _serve(self, reader: Reader, writer: Writer) -> None:
-        try:
-            security = self._cluster.security
-            if self._tls is not None:
-                # The handshake is done by this task, not by the server, so that a connection can be cut even during the
-                # handshake.
-                await self._thawed.wait()
-                assert isinstance(reader, asyncio.StreamReader)
-                assert isinstance(writer, asyncio.StreamWriter)
-                reader, writer = await secured(self._tls, reader, writer)
-            session = security.begin(writer.get_extra_info("peercert")) if security is not None else Session()
-            while True:
-                await self._serve_one(session, reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            pass  # The client has closed the connection, or TLS has failed.
-        except CloseConnection as reason:
-            logger.debug("broker %d is closing a connection: %s", self.node_id, reason)
-        except (ProtocolError, UnsupportedVersionError) as error:
-            logger.warning("broker %d is closing a connection: %s", self.node_id, error)
-        except ImpossibleFaultError as error:
-            logger.error("broker %d is closing a connection: %s", self.node_id, error)
-            self._cluster.failures.append(error)
-        except Exception as error:
-            logger.exception("broker %d: a bug in the embedded broker", self.node_id)
-            self._cluster.failures.append(error)
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-    async def _serve_one(self, session: Session, reader: Reader, writer: Writer) -> None:
-        """Read a request, serve it and answer it. Scripted faults are applied by this method or by the handler."""
-        frame = await self._read_frame(reader)
-        size = len(frame)
-        header, message = self._decode(frame)
-        del frame  # The message keeps these bytes alive until its records are appended.
-        if message is None:
-            refusal = refused_api_versions(ErrorCode.UNSUPPORTED_VERSION, self.release.versions)
-            await fault_effects.write(writer, encode_response(refusal, 0, header.correlation_id), ())
-            return
-        cluster = self._cluster
-        seen = cluster.note_request(self.node_id, header, message)
-        if cluster.security is not None:
-            cluster.security.check(session, header.api_key)
-        meant = targets(cluster, message)
-        faults = cluster.faults.take(ApiKey(header.api_key), self.node_id, meant)
-        fault_effects.strike(cluster, self.node_id, faults, meant, late=False)
-        await self._thawed.wait()
-        if any(fault.drop_before for fault in faults):
-            fault_effects.forget_records(message)
-            raise CloseConnection("a scripted fault closes the connection before the request is served")
-        await fault_effects.hold_back(faults)
-        clock = asyncio.get_running_loop().time
-        handling = Timed(
-            HANDLERS[header.api_key](RequestContext(cluster, self.node_id, seen, faults, session), message),
-            clock,
-        )
-        response = await handling
-        fault_effects.strike(cluster, self.node_id, faults, meant, late=True)
-        await fault_effects.delay(faults)
-        await self._thawed.wait()
-        throttle = cluster.quotas.throttle(
-            self.node_id,
-            header.client_id or "",
-            size=size if header.api_key == ApiKey.PRODUCE else 0,
-            seconds=handling.seconds + sum(fault.delay for fault in faults),
-            now=clock(),
-        )
-        throttle_ms = max(round(throttle * 1000), *(fault.throttle_ms for fault in faults), 0)
-        if response is not None:
-            await self._write(writer, header, response, faults, throttle_ms)
-        if throttle_ms:
-            # KIP-219: the response is sent immediately; the broker then ignores the connection for the throttle time.
-            await asyncio.sleep(throttle_ms / 1000)
-
-    async def _read_frame(self, reader: Reader) -> bytes:
-        size = decode_size(await reader.readexactly(PREFIX_SIZE), SOCKET_REQUEST_MAX_BYTES)
-        frame = await reader.readexactly(size)
-        await self._thawed.wait()
-        return frame
-
-    def _decode(self, frame: bytes) -> tuple[RequestHeader, Message | None]:
-        """Decode a request. The message is None for an ApiVersions request that is too new for this broker."""
-        header = decode_request_header(frame)
-        served = self.release.versions.get(header.api_key)  # type: ignore[call-overload]  # may not be an ApiKey
-        if served is not None and served.min <= header.version <= served.max:
-            return decode_request(frame, ignore_rest=True)
-        if header.api_key == ApiKey.API_VERSIONS and self.release.refuses_newer_api_versions:
-            return header, None
-        raise UnsupportedVersionError(
-            f"API key {header.api_key} version {header.version} is not supported (supported: {served or 'none'})"
-        )
-
-    async def _write(
-        self,
-        writer: Writer,
-        header: RequestHeader,
-        response: Message,
-        faults: Sequence[Fault],
-        throttle_ms: int,
-    ) -> None:
-        if throttle_ms and hasattr(response, "throttle_time_ms"):
-            response.throttle_time_ms = throttle_ms
-        wrong_id = _ANOTHERS if any(fault.wrong_correlation_id for fault in faults) else 0
-        version = header.version
-        if isinstance(response, ApiVersionsResponse) and response.error_code == ErrorCode.UNSUPPORTED_VERSION:
-            version = 0  # KIP-511: every client must be able to read this error response.
-        segments = encode_response(response, version, header.correlation_id + wrong_id)
-        await fault_effects.write(writer, segments, faults)

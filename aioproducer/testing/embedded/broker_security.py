@@ -21,14 +21,8 @@ from random import Random
 from typing import Any, Protocol
 
 from aioproducer.protocol.api_keys import ApiKey
-from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.messages import (
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-)
-from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext, Session
+from aioproducer.testing.embedded.authorizer import ANONYMOUS
+from aioproducer.testing.embedded.broker import CloseConnection
 
 _BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -39,6 +33,14 @@ re-authentication that comes sooner."""
 
 LATEST_EXPIRY = 2.0**53
 """The largest valid "exp" of a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """The broker's state for one connection."""
+
+    principal: str = ANONYMOUS
+    """The principal of the client, as ACLs name it: "User:alice"."""
 
 
 class AuthenticationRefused(Exception):
@@ -149,71 +151,11 @@ class SecuredSession(Session):
     ends_at: float = float("inf")
     """The loop time at which the session ends; infinite if it never ends."""
 
-
-async def sasl_handshake(context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
-    """Handle SaslHandshake. Version 1: the tokens follow in SaslAuthenticate (KIP-152)."""
-    security, session = context.cluster.security, context.session
-    if security is None or not security.mechanisms or not isinstance(session, SecuredSession):
-        return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
-    error = context.refusal()
-    now = asyncio.get_running_loop().time()
-    if session.is_authenticated and (
-        session.ends_at == float("inf") or now - session.began_at < PAUSE_BETWEEN_AUTHENTICATIONS
-    ):
-        error = ErrorCode.ILLEGAL_SASL_STATE
-    if error is None and request.mechanism not in security.mechanisms:
-        error = ErrorCode.UNSUPPORTED_SASL_MECHANISM
-    if error is None and session.is_authenticated and request.mechanism != session.mechanism:
-        error = ErrorCode.ILLEGAL_SASL_STATE
-    if error is None:
-        session.mechanism, session.began_at = request.mechanism, now
-        session.exchange, session.answers = security.exchange(request.mechanism), 0
-    return SaslHandshakeResponse(error_code=error or ErrorCode.NONE, mechanisms=list(security.mechanisms))
-
-
-async def sasl_authenticate(
-    context: RequestContext, request: SaslAuthenticateRequest
-) -> SaslAuthenticateResponse:
-    """Handle SaslAuthenticate. Version 1: the response contains the lifetime of the session (KIP-368)."""
-    security, session = context.cluster.security, context.session
-    if security is None or not isinstance(session, SecuredSession) or session.exchange is None:
-        return SaslAuthenticateResponse(
-            error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="SaslAuthenticate before SaslHandshake"
-        )
-    exchange = session.exchange
-    error, told, answer = context.refusal(), "the scripted error", b""
-    if error is None:
-        try:
-            answer = exchange.step(request.auth_bytes)
-            if session.is_authenticated and exchange.principal not in ("", session.principal):
-                raise AuthenticationRefused("Cannot change principals during re-authentication")
-        except AuthenticationRefused as refusal:
-            error, told = ErrorCode.SASL_AUTHENTICATION_FAILED, str(refusal)
-    if error is not None:
-        security.failures += 1
-        session.is_authenticated, session.exchange = False, None
-        return SaslAuthenticateResponse(error_code=error, error_message=told)
-    if security.tamper is not None:
-        answer = security.tamper(session.answers, answer)
-    session.answers += 1
-    response = SaslAuthenticateResponse(auth_bytes=answer)
-    if exchange.principal:
-        response.session_lifetime_ms = _authenticated(context, security, session, exchange)
-    return response
-
-
-def _authenticated(
-    context: RequestContext, security: Security, session: SecuredSession, exchange: Exchange
-) -> int:
-    """Record a successful authentication and return the lifetime of its session in milliseconds."""
-    session.is_authenticated, session.exchange, session.principal = True, None, exchange.principal
-    security.authentications.append((exchange.principal, session.mechanism))
-    lives = [life for life in (security.session_lifetime, exchange.lifetime) if life > 0]
-    if not security.session_lifetime or not lives or context.version < 1:
-        session.ends_at = float("inf")
-        return 0
-    session.ends_at = asyncio.get_running_loop().time() + min(lives) + security.session_slack
-    return max(int(min(lives) * 1000), 1)
+    def may_authenticate(self, now: float) -> bool:
+        """Return True for the first authentication, and for a later one if the session ends and is not too young."""
+        if not self.is_authenticated:
+            return True
+        return self.ends_at != float("inf") and now - self.began_at >= PAUSE_BETWEEN_AUTHENTICATIONS
 
 
 # The broker's side of the mechanisms

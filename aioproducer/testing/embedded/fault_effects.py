@@ -1,6 +1,6 @@
 """The effects of scripted faults on brokers, on connections and on the sending of responses.
 
-EmbeddedBroker calls these functions for the faults that FaultScript found for a request. Scripted errors and omitted
+`connections` calls these functions for the faults that FaultScript found for a request. Scripted errors and omitted
 partitions are left to the handlers.
 """
 
@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.schema import Message
+from aioproducer.testing.embedded.broker import CloseConnection
+from aioproducer.testing.embedded.cluster_state import ClusterState
 from aioproducer.testing.embedded.faults import Fault, ImpossibleFaultError, Target
-from aioproducer.testing.embedded.request_context import CloseConnection
 from aioproducer.testing.embedded.tls_streams import Writer
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 
 def strike(
-    cluster: EmbeddedCluster, node: int, faults: Sequence[Fault], targets: Sequence[Target], *, late: bool
+    cluster: ClusterState, node: int, faults: Sequence[Fault], targets: Sequence[Target], *, late: bool
 ) -> None:
     """Move leaders, freeze the broker or take it down.
 
@@ -48,7 +45,7 @@ def strike(
             raise CloseConnection("a scripted fault takes the broker down")
 
 
-def _move_leaders(cluster: EmbeddedCluster, fault: Fault, targets: Sequence[Target]) -> None:
+def _move_leaders(cluster: ClusterState, fault: Fault, targets: Sequence[Target]) -> None:
     assert fault.move_leader_to is not None
     for name, index in targets:
         topic = cluster.topics.get(name)

@@ -2,7 +2,7 @@
 
 Tests add faults, and each broker takes those that match the request that it has just read. This module only selects
 faults. fault_effects applies them to brokers, connections and the sending of responses; the handlers apply errors and
-omissions.
+omissions. VerificationFaults are for the questions that leaders ask coordinators, which are not requests here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.types import TopicPartition
 
 Target: TypeAlias = tuple[str, int | None]
 """A topic and a partition that a request names; None stands for the topic as a whole."""
@@ -285,3 +286,36 @@ _LOWEST = {
     "down_for": 0,
     "freeze_for": 0,
 }
+
+
+# Faults for verification
+
+
+@dataclass(slots=True)
+class _VerificationFault:
+    error: ErrorCode
+    topic: str | None
+    partition: int | None
+    left: int
+
+    def concerns(self, target: TopicPartition) -> bool:
+        return self.topic in (None, target.topic) and self.partition in (None, target.partition)
+
+
+class VerificationFaults:
+    """Scripted faults for verification, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._faults: list[_VerificationFault] = []
+
+    def add(self, error: ErrorCode, topic: str | None, partition: int | None, count: int) -> None:
+        """Make the next `count` verifications of this topic and partition fail; None means any."""
+        self._faults.append(_VerificationFault(error, topic, partition, count))
+
+    def take(self, targets: Sequence[TopicPartition]) -> ErrorCode | None:
+        """Return the error that the leader gets instead of an answer, or None if it can ask."""
+        for fault in self._faults:
+            if fault.left and any(fault.concerns(target) for target in targets):
+                fault.left -= 1
+                return fault.error
+        return None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.recordbatch import TRANSACTIONAL
 from aioproducer.testing.embedded.batches import encode_batch
+from aioproducer.testing.embedded.controller import Controller
 from aioproducer.testing.embedded.group_members import ClassicGroup
 from aioproducer.testing.embedded.offset_log import (
     PARTITIONS,
@@ -27,9 +28,6 @@ from aioproducer.testing.embedded.topics import NO_LEADER, Partition, wait_until
 from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.types import TopicPartition
 
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
-
 COMMIT_TIMEOUT = 5.0
 """Seconds after which a commit that has not been replicated fails with COORDINATOR_NOT_AVAILABLE; Kafka's default
 (offsets.commit.timeout.ms)."""
@@ -40,7 +38,7 @@ T = TypeVar("T")
 class GroupCoordinator:
     """Acts as every group coordinator of a cluster; methods that act as one broker take its node id."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
+    def __init__(self, cluster: Controller) -> None:
         """Create the coordinator. Its topic is created by the first request for a coordinator."""
         self._cluster = cluster
         self._states: StateTopic[GroupOffsets] = StateTopic(

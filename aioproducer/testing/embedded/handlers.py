@@ -1,7 +1,7 @@
 """The handler function for each API, and the topics that a request names.
 
 The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
-`group_requests`, `offset_requests`, `telemetry_requests` and `broker_security`. EmbeddedBroker calls them for one
+`group_requests`, `offset_requests`, `telemetry_requests` and `sasl_requests`. `connections` calls them for one
 request per connection at a time. A handler changes the cluster's state and returns the response, or None if the
 request gets no response; it never uses a socket.
 """
@@ -9,7 +9,7 @@ request gets no response; it never uses a socket.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import (
@@ -25,7 +25,7 @@ from aioproducer.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded.broker_security import sasl_authenticate, sasl_handshake
+from aioproducer.testing.embedded.cluster_state import ClusterState
 from aioproducer.testing.embedded.consumers import describe_producers, fetch, list_offsets
 from aioproducer.testing.embedded.faults import Target
 from aioproducer.testing.embedded.group_requests import heartbeat, join_group, leave_group, sync_group
@@ -38,6 +38,7 @@ from aioproducer.testing.embedded.metadata_handlers import (
 from aioproducer.testing.embedded.offset_requests import offset_commit, offset_fetch, txn_offset_commit
 from aioproducer.testing.embedded.produce_handler import produce
 from aioproducer.testing.embedded.request_context import RequestContext
+from aioproducer.testing.embedded.sasl_requests import sasl_authenticate, sasl_handshake
 from aioproducer.testing.embedded.telemetry_requests import get_telemetry_subscriptions, push_telemetry
 from aioproducer.testing.embedded.transaction_requests import (
     add_offsets_to_txn,
@@ -45,9 +46,6 @@ from aioproducer.testing.embedded.transaction_requests import (
     end_txn,
     init_producer_id,
 )
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 Handler: TypeAlias = Callable[[RequestContext, Any], Coroutine[Any, Any, Message | None]]
 
@@ -79,7 +77,7 @@ HANDLERS: dict[int, Handler] = {
 }
 
 
-def targets(cluster: EmbeddedCluster, message: Message) -> list[Target]:
+def targets(cluster: ClusterState, message: Message) -> list[Target]:
     """Return the topics and partitions that a request names."""
     if isinstance(message, ProduceRequest):
         found = [(cluster.find_topic(topic.name, topic.topic_id), topic) for topic in message.topic_data]

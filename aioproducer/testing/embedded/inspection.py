@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from aioproducer.protocol.api import ApiKey, RequestHeader
-from aioproducer.protocol.recordbatch import Record
+from aioproducer.protocol.recordbatch import BatchHeader, Record
 from aioproducer.protocol.schema import Message
 from aioproducer.testing.embedded.log import LogBatch, PartitionLog
-from aioproducer.testing.embedded.request_context import SeenRequest
 from aioproducer.testing.embedded.topics import EmbeddedTopic, Partition
 
 _REQUESTS_KEPT = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class SeenRequest:
+    """A request that a broker has read; kept for tests, without the record bytes."""
+
+    node: int
+    header: RequestHeader
+    message: Message
+    at: float
+    """The loop time at which the request was read, in seconds."""
+    batches: dict[tuple[str, int], BatchHeader] = field(default_factory=dict)
+    """The headers of the valid batches in a Produce request, by topic and partition."""
 
 
 class Inspection:

@@ -6,16 +6,14 @@ the transaction are written and replicated. Kafka does this in TransactionMarker
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aioproducer.testing.embedded.batches import Marker
+from aioproducer.testing.embedded.controller import Controller
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
 from aioproducer.testing.embedded.transaction_metadata import TransactionMetadata, TransactionStatus
 from aioproducer.types import TopicPartition
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 
 class _Appended(NamedTuple):
@@ -28,7 +26,7 @@ class _Appended(NamedTuple):
 class Markers:
     """The markers that have been written but not yet replicated, and the partitions whose markers are held back."""
 
-    def __init__(self, cluster: EmbeddedCluster) -> None:
+    def __init__(self, cluster: Controller) -> None:
         self._cluster = cluster
         self._held: list[tuple[str | None, int | None]] = []
         # Keyed by transaction, as (transactional id, producer id, epoch), and then by partition.

@@ -22,7 +22,7 @@ from aioproducer.protocol.messages import (
     MetadataResponse,
 )
 from aioproducer.protocol.primitives import NIL_UUID
-from aioproducer.testing.embedded.authorizer import Operation, ResourceType, creation_refusal
+from aioproducer.testing.embedded.authorizer import CLUSTER_NAME, Operation, ResourceType
 from aioproducer.testing.embedded.releases import advertised
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import (
@@ -174,7 +174,7 @@ def _looked_up(
     elif may_create and cluster.auto_create:
         # The topic is created now, so it exists when the client asks again. (With ZooKeeper, Kafka answered
         # LEADER_NOT_AVAILABLE.)
-        error = creation_refusal(context, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        error = _creation_refusal(context, wanted.name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         # Only the controller detects name collisions, and the broker does not wait for its answer.
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and cluster.colliding_topic(wanted.name) is None:
             cluster.auto_create_topic(wanted.name)
@@ -186,6 +186,15 @@ def _looked_up(
         topic_id=wanted.topic_id,
         is_internal=wanted.name in INTERNAL_TOPICS,
     )
+
+
+def _creation_refusal(context: RequestContext, topic: str) -> ErrorCode | None:
+    """Return the error if this client is not allowed to create the topic; None if it is.
+
+    Permission on either the cluster or the topic is enough; Kafka checks the cluster first."""
+    if context.denied(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) is None:
+        return None
+    return context.denied(Operation.CREATE, ResourceType.TOPIC, topic)
 
 
 def _described(context: RequestContext, topic: EmbeddedTopic) -> MetadataResponse.MetadataResponseTopic:
@@ -288,7 +297,7 @@ def _created(
     )
     partitions = None if wanted.num_partitions == BROKER_DEFAULT else wanted.num_partitions
     replicas = None if wanted.replication_factor == BROKER_DEFAULT else wanted.replication_factor
-    refusal = context.refusal(wanted.name) or creation_refusal(context, wanted.name)
+    refusal = context.refusal(wanted.name) or _creation_refusal(context, wanted.name)
     if refusal is not None:
         result.error_code = refusal
     elif wanted.name in cluster.topics:

@@ -16,8 +16,9 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest, ProduceResponse
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, read_header
 from aioproducer.testing.embedded.authorizer import CLUSTER_NAME, Operation, ResourceType
+from aioproducer.testing.embedded.broker import CloseConnection
 from aioproducer.testing.embedded.log import AppendError, LogAppendInfo, VerificationGuard
-from aioproducer.testing.embedded.request_context import CloseConnection, RequestContext
+from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_OFFSET, EmbeddedTopic, Partition, wait_until
 from aioproducer.testing.embedded.validation import RequestError, check_can_be_read, only_batch, validate
 from aioproducer.testing.embedded.verification import verified_batches

@@ -1,4 +1,4 @@
-"""One request on its way through a broker: the object that EmbeddedBroker passes to the handlers.
+"""One request on its way through a broker: the object that `connections` passes to the handlers.
 
 RequestContext contains the scripted faults for the request; handlers ask it for the scripted error of each partition.
 """
@@ -6,50 +6,21 @@ RequestContext contains the scripted faults for the request; handlers ask it for
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from aioproducer.protocol.api import RequestHeader
 from aioproducer.protocol.error_codes import ErrorCode
-from aioproducer.protocol.recordbatch import BatchHeader
-from aioproducer.protocol.schema import Message
-from aioproducer.testing.embedded.authorizer import ANONYMOUS, Operation, ResourceType
+from aioproducer.testing.embedded.authorizer import Operation, ResourceType
+from aioproducer.testing.embedded.broker_security import Session
+from aioproducer.testing.embedded.cluster_state import ClusterState
 from aioproducer.testing.embedded.faults import Fault
+from aioproducer.testing.embedded.inspection import SeenRequest
 from aioproducer.testing.embedded.releases import Release
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
-
-
-class CloseConnection(Exception):
-    """The broker closes this connection and sends nothing more on it."""
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """The broker's state for one connection."""
-
-    principal: str = ANONYMOUS
-    """The principal of the client, as ACLs name it: "User:alice"."""
-
-
-@dataclass(slots=True, eq=False)
-class SeenRequest:
-    """A request that a broker has read; kept for tests, without the record bytes."""
-
-    node: int
-    header: RequestHeader
-    message: Message
-    at: float
-    """The loop time at which the request was read, in seconds."""
-    batches: dict[tuple[str, int], BatchHeader] = field(default_factory=dict)
-    """The headers of the valid batches in a Produce request, by topic and partition."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
     """One request on its way through a broker: client, broker, request and scripted faults."""
 
-    cluster: EmbeddedCluster
+    cluster: ClusterState
     node: int
     seen: SeenRequest
     faults: list[Fault]

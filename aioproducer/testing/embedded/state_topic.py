@@ -7,15 +7,13 @@ requests are answered with COORDINATOR_LOAD_IN_PROGRESS.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from aioproducer.protocol.error_codes import ErrorCode
+from aioproducer.testing.embedded.controller import Controller
 from aioproducer.testing.embedded.log import AppendError
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
 from aioproducer.testing.embedded.transaction_metadata import TransactionRefused
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 State = TypeVar("State")
 
@@ -36,7 +34,7 @@ class StateTopic(Generic[State]):
 
     def __init__(
         self,
-        cluster: EmbeddedCluster,
+        cluster: Controller,
         name: str,
         partitions: int,
         load: Callable[[Partition], State],

@@ -7,6 +7,8 @@ checks and translate the error codes for old versions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import (
     AddOffsetsToTxnRequest,
@@ -19,12 +21,7 @@ from aioproducer.protocol.messages import (
     InitProducerIdResponse,
 )
 from aioproducer.protocol.recordbatch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
-from aioproducer.testing.embedded.authorizer import (
-    Operation,
-    ResourceType,
-    added_partition_refusals,
-    producer_id_refusal,
-)
+from aioproducer.testing.embedded.authorizer import CLUSTER_NAME, WILDCARD, Operation, ResourceType
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import INTERNAL_TOPICS
 from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
@@ -38,7 +35,7 @@ async def init_producer_id(context: RequestContext, request: InitProducerIdReque
 
     Without a transactional id, every request gets a new producer id."""
     producer = _NOBODY
-    error = context.refusal() or producer_id_refusal(context, request.transactional_id)
+    error = context.refusal() or _producer_id_refusal(context, request.transactional_id)
     if error is None:
         try:
             producer = await _new_identity(context, request)
@@ -49,6 +46,19 @@ async def init_producer_id(context: RequestContext, request: InitProducerIdReque
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,
     )
+
+
+def _producer_id_refusal(context: RequestContext, transactional_id: str | None) -> ErrorCode | None:
+    """Return the error if this client can't get a producer id from InitProducerId; None if it can.
+
+    Since KIP-679, a client that may write to at least one topic needs no separate permission for idempotent writes."""
+    if transactional_id is not None:
+        return context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    refusal = context.denied(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
+    if refusal is None or context.release.idempotence_needs_cluster_acl:
+        return refusal
+    # As in Kafka's authorizeByResourceType, only a rule for "*" denies the client WRITE on all topics.
+    return refusal if context.denied(Operation.WRITE, ResourceType.TOPIC, WILDCARD) else None
 
 
 async def _new_identity(context: RequestContext, request: InitProducerIdRequest) -> ProducerIdAndEpoch:
@@ -102,7 +112,7 @@ async def _added(
     denied = context.denied(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
     if denied is not None:
         return dict.fromkeys(targets, denied)
-    refusals = _refused_partitions(context, wanted)
+    refusals = added_partition_refusals(context, wanted)
     if refusals:
         return refusals
     producer = ProducerIdAndEpoch(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
@@ -113,25 +123,28 @@ async def _added(
     return dict.fromkeys(targets, ErrorCode.NONE)
 
 
-def _refused_partitions(
-    context: RequestContext, wanted: dict[str, list[int]]
+def added_partition_refusals(
+    context: RequestContext, topics: Mapping[str, Iterable[int]]
 ) -> dict[tuple[str, int], ErrorCode]:
-    """Return the result of `added_partition_refusals`, plus errors for internal topics, which only brokers write to."""
-    internal = {
-        (topic, index): ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        for topic, partitions in wanted.items()
-        if topic in INTERNAL_TOPICS
-        for index in partitions
-    }
-    refusals = added_partition_refusals(context, wanted)
-    if not internal:
-        return refusals
-    rest = {
-        (topic, index): ErrorCode.OPERATION_NOT_ATTEMPTED
-        for topic, partitions in wanted.items()
-        for index in partitions
-    }
-    return {**rest, **refusals, **internal}
+    """Return the errors for an AddPartitionsToTxn request; if any partition can't be added, none are.
+
+    Partitions that can't be added get TOPIC_AUTHORIZATION_FAILED or UNKNOWN_TOPIC_OR_PARTITION; the others get
+    OPERATION_NOT_ATTEMPTED. The result is empty if all partitions can be added. Only brokers write to internal topics.
+    """
+    found: dict[tuple[str, int], ErrorCode] = {}
+    for topic, partitions in topics.items():
+        denied = (
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if topic in INTERNAL_TOPICS
+            else context.denied(Operation.WRITE, ResourceType.TOPIC, topic)
+        )
+        for partition in partitions:
+            known = context.cluster.find_partition(topic, partition) is not None
+            missing = ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            found[topic, partition] = denied or missing
+    if not any(found.values()):
+        return {}
+    return {target: error or ErrorCode.OPERATION_NOT_ATTEMPTED for target, error in found.items()}
 
 
 async def add_offsets_to_txn(

@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing.embedded.batches import encode_batch
+from aioproducer.testing.embedded.controller import Controller
+from aioproducer.testing.embedded.faults import VerificationFaults
 from aioproducer.testing.embedded.markers import Markers
 from aioproducer.testing.embedded.state_topic import StateTopic
 from aioproducer.testing.embedded.topics import Partition
@@ -33,11 +35,7 @@ from aioproducer.testing.embedded.transaction_metadata import (
     TransactionRefused,
     TransactionStatus,
 )
-from aioproducer.testing.embedded.verification import VerificationFaults
 from aioproducer.types import TopicPartition
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class _Writing(NamedTuple):
 class TransactionCoordinator:
     """Acts as every transaction coordinator of a cluster; methods that act as one broker take its node id."""
 
-    def __init__(self, cluster: EmbeddedCluster, version: int) -> None:
+    def __init__(self, cluster: Controller, version: int) -> None:
         """Create the coordinator. Its topic is created by the first request for a coordinator.
 
         Args:

@@ -8,24 +8,21 @@ with NOT_ENOUGH_REPLICAS, and the client sends the same batch again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aioproducer.errors import ProtocolError
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.protocol.recordbatch import NO_PRODUCER_ID, BatchHeader, read_header
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
+from aioproducer.testing.embedded.cluster_state import ClusterState
 from aioproducer.testing.embedded.log import UNVERIFIED, AppendError, VerificationGuard
 from aioproducer.testing.embedded.request_context import RequestContext
 from aioproducer.testing.embedded.topics import NO_LEADER, Partition
 from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch, TransactionRefused
 from aioproducer.types import TopicPartition
-
-if TYPE_CHECKING:
-    from aioproducer.testing.embedded.embedded_cluster import EmbeddedCluster
 
 RETRY_BACKOFF = 0.02
 """Seconds between two retries; Kafka's add.partitions.to.txn.retry.backoff.ms."""
@@ -61,36 +58,6 @@ class Support(Enum):
         if version > abortable_since:
             return cls.ADDS
         return cls.ABORTABLE if version == abortable_since else cls.NOTHING
-
-
-@dataclass(slots=True)
-class _Fault:
-    error: ErrorCode
-    topic: str | None
-    partition: int | None
-    left: int
-
-    def concerns(self, target: TopicPartition) -> bool:
-        return self.topic in (None, target.topic) and self.partition in (None, target.partition)
-
-
-class VerificationFaults:
-    """Scripted faults for verification, in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._faults: list[_Fault] = []
-
-    def add(self, error: ErrorCode, topic: str | None, partition: int | None, count: int) -> None:
-        """Make the next `count` verifications of this topic and partition fail; None means any."""
-        self._faults.append(_Fault(error, topic, partition, count))
-
-    def take(self, targets: Sequence[TopicPartition]) -> ErrorCode | None:
-        """Return the error that the leader gets instead of an answer, or None if it can ask."""
-        for fault in self._faults:
-            if fault.left and any(fault.concerns(target) for target in targets):
-                fault.left -= 1
-                return fault.error
-        return None
 
 
 class Question(NamedTuple):
@@ -183,7 +150,7 @@ def _batches(
 
 
 async def _verify_patiently(
-    cluster: EmbeddedCluster,
+    cluster: ClusterState,
     transactional_id: str,
     producer: ProducerIdAndEpoch,
     questions: Mapping[TopicPartition, Question],
@@ -201,7 +168,7 @@ async def _verify_patiently(
 
 
 async def verify(
-    cluster: EmbeddedCluster,
+    cluster: ClusterState,
     transactional_id: str,
     producer: ProducerIdAndEpoch,
     questions: Mapping[TopicPartition, Question],
@@ -226,7 +193,7 @@ async def verify(
 
 
 async def _ask(
-    cluster: EmbeddedCluster,
+    cluster: ClusterState,
     transactional_id: str,
     producer: ProducerIdAndEpoch,
     targets: list[TopicPartition],
@@ -252,7 +219,7 @@ async def _ask(
     }
 
 
-async def _reach(cluster: EmbeddedCluster, node: int) -> None:
+async def _reach(cluster: ClusterState, node: int) -> None:
     """Wait until a frozen coordinator thaws. Raises TransactionRefused if the coordinator is down or does not thaw."""
     broker = cluster.broker(node)
     if broker.is_running:

@@ -29,9 +29,7 @@ from aioproducer.testing.embedded.authorizer import (
     Authorizer,
     Operation,
     ResourceType,
-    added_partition_refusals,
 )
-from aioproducer.testing.embedded.request_context import RequestContext, SeenRequest, Session
 from tests.support.raw_client import RawClient, address, batch_of, produce_request
 
 DENIED_TOPIC = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -203,30 +201,6 @@ async def test_a_transactional_id_that_is_denied_gets_no_producer_id_and_no_coor
         old = await client.ask(FindCoordinatorRequest(key_type=1, key="y"), 2)
         assert isinstance(old, FindCoordinatorResponse)
         assert (old.error_code, old.node_id) == (DENIED_ID, -1)
-
-
-@pytest.mark.promise("Test clusters", "the embedded cluster has a scripted authorizer, per principal")
-def test_added_partitions_are_rejected_together():
-    cluster = EmbeddedCluster()
-    for name in ("t", "u"):
-        cluster.create_topic(name, 2)
-    context = RequestContext(cluster, 0, SeenRequest(0, None, None, 0.0), [], Session("User:alice"))
-    assert added_partition_refusals(context, {"t": [0, 1], "u": [1]}) == {}
-
-    assert added_partition_refusals(context, {"t": [0, 7], "u": [1]}) == {
-        ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
-        ("t", 7): UNKNOWN,
-        ("u", 1): ErrorCode.OPERATION_NOT_ATTEMPTED,
-    }
-    cluster.authorizer.deny(Operation.WRITE, topic="u", principal="User:alice")
-    assert added_partition_refusals(context, {"t": [0, 7], "u": [1, 7]}) == {
-        ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
-        ("t", 7): UNKNOWN,
-        ("u", 1): DENIED_TOPIC,
-        ("u", 7): DENIED_TOPIC,
-    }
-    context.session.principal = "User:bob"
-    assert added_partition_refusals(context, {"t": [0], "u": [1]}) == {}
 
 
 # Topics

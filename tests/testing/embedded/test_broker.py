@@ -1,4 +1,4 @@
-"""One broker of the embedded cluster: its states, its connections, and its answers to their bytes."""
+"""One broker of the embedded cluster: its states, and what becomes of its connections."""
 
 from __future__ import annotations
 
@@ -9,44 +9,15 @@ import socket
 
 import pytest
 
-from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     MetadataRequest,
-    ProduceRequest,
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.broker import TRANSITIONS, BrokerState
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
-
-# Requests
-
-
-@pytest.mark.parametrize(("versions", "version"), [("2.1", 8), ("3.5", 10), ("4.0", 13)])
-async def test_a_request_above_the_ceiling_closes_the_connection(versions, version):
-    async with EmbeddedCluster(versions=versions, topics={"t": 1}) as cluster:
-        async with RawClient(address(cluster)) as client:
-            client.send(produce_request({("t", 0): batch_of(b"a")}), version)
-            assert await client.is_closed()
-        assert cluster.records("t") == []
-
-
-async def test_bytes_that_are_not_a_request_close_the_connection():
-    async with EmbeddedCluster() as cluster:
-        for garbage in (
-            b"GET / HTTP/1.1\r\n\r\n",
-            b"\xff\xff\xff\xff",
-            b"\x00\x00\x00\x02ab",
-            b"\x7f\xff\xff\xff",
-        ):
-            async with RawClient(address(cluster)) as client:
-                client.writer.write(garbage)
-                assert await client.is_closed()
-
-
-# States
 
 
 @pytest.mark.promise(
@@ -152,25 +123,6 @@ async def test_a_broker_can_restart_as_another_release():
             response = await client.ask(ApiVersionsRequest(), 0)
         assert isinstance(response, ApiVersionsResponse)
         assert response.api_keys[0].max_version == 13
-
-
-async def test_the_next_request_of_a_connection_is_read_after_the_last_one_is_answered():
-    async with EmbeddedCluster(topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        release = asyncio.Event()
-        fault = cluster.faults.add(ApiKey.PRODUCE, hold=release)
-        ids = [client.send(produce_request({("t", 0): batch_of(b"a")}), 12) for _ in range(3)]
-        await asyncio.wait_for(fault.reached(), TIMEOUT)
-        async with RawClient(address(cluster)) as other:
-            for _ in range(3):
-                await other.ask(MetadataRequest(topics=[]), 12)
-
-        # Other connections are served, but no further request of this one has been read.
-        assert len(cluster.requests_of(ApiKey.PRODUCE)) == 1
-        assert len(cluster.records("t")) == 1
-        release.set()
-        for correlation_id in ids:
-            await client.answer(ProduceRequest(), 12, correlation_id)
-        assert len(cluster.records("t")) == 3
 
 
 async def test_a_connection_that_was_just_accepted_is_cut_when_the_broker_stops():

@@ -12,7 +12,6 @@ import aiokafka
 import pytest
 from aiokafka.abc import AbstractTokenProvider
 
-from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import MetadataRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from aioproducer.testing import EmbeddedCluster, Security
 from aioproducer.testing.embedded import broker_security
@@ -152,27 +151,6 @@ async def test_everything_is_served_after_authentication():
         await client.metadata("t")
 
 
-async def test_a_wrong_password_gets_an_error_message_and_an_unknown_mechanism_the_list_of_mechanisms():
-    async with cluster_of() as cluster, RawClient(address(cluster)) as client:
-        answer = await client.ask(SaslHandshakeRequest(mechanism="GSSAPI"), 1)
-        assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
-        assert answer.mechanisms == ["PLAIN", "SCRAM-SHA-256"]
-
-        await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-        answer = await client.ask(plain(password="wrong"), 2)
-        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-        assert answer.error_message == "Authentication failed: Invalid username or password"
-        assert cluster.security.failures == 1
-
-
-async def test_a_cluster_without_sasl_rejects_sasl_requests():
-    async with EmbeddedCluster() as cluster, RawClient(address(cluster)) as client:
-        answer = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
-        answer = await client.ask(plain(), 2)
-        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
-
-
 async def test_an_expired_session_serves_only_reauthentication(monkeypatch):
     monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
     async with cluster_of(session_lifetime=30 * MS) as cluster:
@@ -184,26 +162,6 @@ async def test_an_expired_session_serves_only_reauthentication(monkeypatch):
             await asyncio.sleep(60 * MS)
             client.send(METADATA, 12)
             assert await client.is_closed()
-
-
-async def test_a_reauthentication_must_have_the_same_principal_and_mechanism(monkeypatch):
-    monkeypatch.setattr(broker_security, "PAUSE_BETWEEN_AUTHENTICATIONS", 0.0)
-    async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
-        await authenticated(client)
-        answer = await client.ask(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
-        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
-
-        await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-        answer = await client.ask(plain("bob"), 2)
-        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
-        assert "Cannot change principals" in answer.error_message
-
-
-async def test_a_reauthentication_within_a_second_is_rejected():
-    async with cluster_of(session_lifetime=30.0) as cluster, RawClient(address(cluster)) as client:
-        await authenticated(client)
-        answer = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-        assert answer.error_code == ErrorCode.ILLEGAL_SASL_STATE
 
 
 async def test_a_client_that_does_not_know_sessions_is_not_disconnected():

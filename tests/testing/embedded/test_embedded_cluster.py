@@ -38,14 +38,6 @@ async def test_stopping_a_broker_moves_its_partitions_and_starting_it_brings_it_
             await client.metadata("t")
 
 
-async def test_partitions_can_be_added():
-    async with EmbeddedCluster(2, topics={"t": 1}) as cluster, RawClient(address(cluster)) as client:
-        cluster.add_partitions("t", 3)
-        assert [p.leader_id for p in (await client.metadata("t")).topics[0].partitions] == [0, 1, 0]
-        with pytest.raises(ValueError, match="has 3 partitions"):
-            cluster.add_partitions("t", 3)
-
-
 @pytest.mark.promise(
     "Test clusters", "`EmbeddedCluster` runs in process, and as `python -m aioproducer.testing`"
 )

@@ -12,9 +12,8 @@ from aioproducer.protocol.api import ApiKey, decode_response
 from aioproducer.protocol.messages import MetadataRequest, ProduceResponse
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded import fault_effects
-from aioproducer.testing.embedded.broker import BrokerState
+from aioproducer.testing.embedded.broker import BrokerState, CloseConnection
 from aioproducer.testing.embedded.faults import FaultScript, ImpossibleFaultError
-from aioproducer.testing.embedded.request_context import CloseConnection
 from tests.conftest import MS
 from tests.support.producing import until, within
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request

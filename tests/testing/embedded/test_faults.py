@@ -19,7 +19,8 @@ from aioproducer.protocol.messages import (
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
-from aioproducer.testing.embedded.faults import FaultScript
+from aioproducer.testing.embedded.faults import FaultScript, VerificationFaults
+from aioproducer.types import TopicPartition
 from tests.conftest import MS
 from tests.support.producing import until
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, produce_request
@@ -340,3 +341,22 @@ def test_a_fault_for_a_broker_that_does_not_exist_is_rejected(wish, broker):
 def test_an_invalid_fault_is_rejected(wishes, problem):
     with pytest.raises(ValueError, match=problem):
         FaultScript().add(ApiKey.PRODUCE, **wishes)
+
+
+# Faults for verification
+
+
+def test_faults_for_verification_apply_only_to_their_partitions():
+    faults = VerificationFaults()
+    faults.add(ErrorCode.NETWORK_EXCEPTION, "t", 1, 1)
+    faults.add(ErrorCode.NOT_COORDINATOR, None, None, 2)
+    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+    answers = [faults.take(targets) for targets in ([t0], [t0, t1], [t1], [t1])]
+
+    assert answers == [
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_COORDINATOR,
+        None,
+    ]

@@ -13,9 +13,9 @@ from aioproducer.protocol.messages import (
     ProduceResponse,
 )
 from aioproducer.testing import EmbeddedCluster
+from aioproducer.testing.embedded.broker import CloseConnection
 from aioproducer.testing.embedded.faults import FaultScript
 from aioproducer.testing.embedded.produce_handler import produce
-from aioproducer.testing.embedded.request_context import CloseConnection
 from tests.conftest import MS
 from tests.support.direct_calls import context_of, unstarted_cluster
 from tests.support.producing import until

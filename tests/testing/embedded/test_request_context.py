@@ -9,8 +9,10 @@ from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.protocol.messages import ProduceRequest
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation, ResourceType
+from aioproducer.testing.embedded.broker_security import Session
 from aioproducer.testing.embedded.faults import FaultScript
-from aioproducer.testing.embedded.request_context import RequestContext, SeenRequest, Session
+from aioproducer.testing.embedded.inspection import SeenRequest
+from aioproducer.testing.embedded.request_context import RequestContext
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 

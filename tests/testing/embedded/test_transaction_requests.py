@@ -23,9 +23,9 @@ from aioproducer.protocol.messages import (
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.authorizer import Operation
 from aioproducer.testing.embedded.faults import FaultScript
-from aioproducer.testing.embedded.transaction_requests import add_partitions_to_txn
+from aioproducer.testing.embedded.transaction_requests import add_partitions_to_txn, added_partition_refusals
 from tests.conftest import in_virtual_time
-from tests.support.direct_calls import context_of
+from tests.support.direct_calls import context_of, unstarted_cluster
 from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of
 from tests.support.raw_transactions import Identity, refused, txn_batch
 from tests.support.transaction_stage import INVALID_STATE, OK, Stage
@@ -244,6 +244,39 @@ async def test_transactional_ids_and_topics_without_the_rights_are_rejected():
         known = cluster.transactions.describe("txn")
         assert known is not None
         assert known.partitions == (("t", 0), ("t", 1))
+
+
+@pytest.mark.promise("Test clusters", "the embedded cluster has a scripted authorizer, per principal")
+def test_added_partitions_are_rejected_together():
+    cluster = unstarted_cluster({"t": 2, "u": 2})
+    context = context_of(cluster, AddPartitionsToTxnRequest(), 3, principal="User:alice")
+    assert added_partition_refusals(context, {"t": [0, 1], "u": [1]}) == {}
+
+    assert added_partition_refusals(context, {"t": [0, 7], "u": [1]}) == {
+        ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ("u", 1): ErrorCode.OPERATION_NOT_ATTEMPTED,
+    }
+    cluster.authorizer.deny(Operation.WRITE, topic="u", principal="User:alice")
+    assert added_partition_refusals(context, {"t": [0, 7], "u": [1, 7]}) == {
+        ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ("u", 1): ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ("u", 7): ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    }
+    context.session.principal = "User:bob"
+    assert added_partition_refusals(context, {"t": [0], "u": [1]}) == {}
+
+
+def test_only_brokers_add_partitions_of_internal_topics():
+    cluster = unstarted_cluster({"t": 1})
+    cluster.transactions.create_topic()
+    context = context_of(cluster, AddPartitionsToTxnRequest(), 3)
+
+    assert added_partition_refusals(context, {"t": [0], "__transaction_state": [1]}) == {
+        ("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ("__transaction_state", 1): ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    }
 
 
 # Answers to consumers

@@ -10,7 +10,7 @@ from aioproducer.protocol.api import ApiKey
 from aioproducer.protocol.error_codes import ErrorCode
 from aioproducer.testing import EmbeddedCluster
 from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch
-from aioproducer.testing.embedded.verification import Question, Support, VerificationFaults, verify
+from aioproducer.testing.embedded.verification import Question, Support, verify
 from aioproducer.types import TopicPartition
 from tests.conftest import MS, in_virtual_time
 from tests.support.coordinators import levels, staged, states, within_deadline
@@ -132,22 +132,6 @@ async def test_before_kafka_3_6_batches_are_not_verified():
 )
 def test_the_version_of_a_request_shows_which_errors_its_client_knows(version, abortable_since, support):
     assert Support.of(version, abortable_since) is support
-
-
-def test_scripted_answers_apply_only_to_their_partitions():
-    faults = VerificationFaults()
-    faults.add(ErrorCode.NETWORK_EXCEPTION, "t", 1, 1)
-    faults.add(ErrorCode.NOT_COORDINATOR, None, None, 2)
-    t0, t1 = TopicPartition("t", 0), TopicPartition("t", 1)
-
-    answers = [faults.take(targets) for targets in ([t0], [t0, t1], [t1], [t1])]
-
-    assert answers == [
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.NOT_COORDINATOR,
-        None,
-    ]
 
 
 @pytest.mark.parametrize(
