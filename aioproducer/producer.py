@@ -222,7 +222,7 @@ class Producer(
             del config, settings  # a traceback that shows locals must not show passwords
         producer._handle = handle
         producer._transaction.attach(
-            handle, partitions_of_handoff(partitions), tells_repetitions=not log_append_time
+            handle, partitions_of_handoff(partitions), detects_repetitions=not log_append_time
         )
         return producer
 

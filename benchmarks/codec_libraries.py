@@ -1,4 +1,4 @@
-"""CPU time of compressing a batch and of its checksum, and the compressed size, with each library that could do it.
+"""CPU time to compress a batch and to compute its checksum, and the compressed size, with each suitable library.
 
 The candidates take turns, in one thread, on JSON lines as in the other measurements. `aioproducer` is what the
 producer uses."""

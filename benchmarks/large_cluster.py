@@ -59,7 +59,7 @@ class Double:
 
 
 async def lag(late: list[float]) -> None:
-    """Append to `late` by how many seconds each turn of the loop was late, until cancelled."""
+    """Append the delay of each turn of the loop to `late`, in seconds, until cancelled."""
     while True:
         due = time.perf_counter() + TICK  # uvloop's clock counts in milliseconds
         await asyncio.sleep(TICK)

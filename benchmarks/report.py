@@ -84,75 +84,75 @@ NULL_BROKER, REAL_BROKER = "acknowledging broker", "Apache Kafka, read back"
 
 TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {
     THROUGHPUT: (
-        f"Pipelined, {NULL_BROKER}: CPU µs per record of the client process; records per second; records in a batch",
+        f"Pipelined, {NULL_BROKER}: client CPU per record; records per second; records per batch",
         throughput_cell,
     ),
     WINDOW: (
-        f"At most 50,000 unacknowledged records, 12 partitions, {NULL_BROKER}: CPU µs per record of the client; "
-        "records per second; processors that it keeps busy",
+        f"At most 50,000 unacknowledged records, 12 partitions, {NULL_BROKER}: client CPU per record; records per "
+        "second; processors that the client keeps busy",
         window_cell,
     ),
     SERVICES: (
-        f"Pipelined with what services add, 100 B, 12 partitions, {NULL_BROKER} (transactions: {REAL_BROKER}): CPU µs "
-        "per record of the client, + of the user's own function",
+        f"Pipelined with the work that services add, 100 B, 12 partitions, {NULL_BROKER} (transactions: "
+        f"{REAL_BROKER}): CPU per record of the client + of the user's own function",
         services_cell,
     ),
     CLOSED_LOOP: (
-        f"Closed loop, 100 B, 12 partitions, {NULL_BROKER}: latency of an awaited send; records per second; CPU µs "
-        "per record",
+        f"Closed loop, 100 B, 12 partitions, {NULL_BROKER}: latency of an awaited send; records per second; client "
+        "CPU per record",
         closed_loop_cell,
     ),
     COLUMNS: (
-        f"send_many, 12 partitions, batches of 256 KiB, {NULL_BROKER}: CPU µs per record of the process; records per "
-        "second. Encoded only: into sealed batches, checksum included, without a broker",
+        f"send_many, 12 partitions, batches of 256 KiB, {NULL_BROKER}: client CPU per record; records per second. "
+        "Rows that are only encoded end up in sealed batches with checksums, and are not sent",
         cpu_and_rate,
     ),
     WIRE: (
-        "send_many of 1 KB values in Arrow through one connection, beside a bare asyncio stream that writes as many "
-        "bytes, in writes of a batch of 256 KiB",
+        "send_many of 1 KB values in Arrow through one connection, compared with a bare asyncio stream that writes "
+        "the same number of bytes, 256 KiB (a batch) at a time",
         wire_cell,
     ),
     TLS: (
-        "TLS, 1 KB values, 12 partitions, batches of 64 KiB: CPU µs per record of the client; records per second. "
-        "Another process ends TLS. The bare asyncio stream writes as many bytes",
+        "TLS, 1 KB values, 12 partitions, batches of 64 KiB: client CPU per record; records per second. Another "
+        "process terminates TLS. The bare asyncio stream writes the same number of bytes",
         cpu_and_rate,
     ),
     PARTITIONS: (
-        f"Partitions in turn, 100 B, batches of 16 KiB, {NULL_BROKER}: CPU µs per record; records per second; "
-        "records in a batch",
+        f"Round robin over 1 to 10,000 partitions, 100 B, batches of 16 KiB, {NULL_BROKER}: client CPU per record; "
+        "records per second; records per batch",
         throughput_cell,
     ),
     DISTANCE: (
-        f"One partition of a broker that answers after 20 ms, 100 B, {NULL_BROKER}: CPU µs per record; records per "
-        "second",
+        f"One partition on a broker that answers after 20 ms, 100 B, {NULL_BROKER}: client CPU per record; records "
+        "per second",
         cpu_and_rate,
     ),
     MEMORY: (
-        "Growth of resident memory for each 100 B record that waits (Java: of the heap after a collection)",
+        "Growth of resident memory per waiting record of 100 B (Java: growth of the heap after a garbage collection)",
         memory_cell,
     ),
     LAG: ("Lag of the event loop at full load, 1 KB values, 1 MB batches, 4 partitions", lag_cell),
     THROUGHPUT_REAL: (
-        f"Pipelined, {REAL_BROKER}: CPU µs per record of the client process; records per second",
+        f"Pipelined, {REAL_BROKER}: client CPU per record; records per second",
         cpu_and_rate,
     ),
     WINDOW_REAL: (
-        f"At most 50,000 unacknowledged records, 12 partitions, {REAL_BROKER}: CPU µs per record of the client; "
-        "records per second; processors that it keeps busy",
+        f"At most 50,000 unacknowledged records, 12 partitions, {REAL_BROKER}: client CPU per record; records per "
+        "second; processors that the client keeps busy",
         window_cell,
     ),
     CLOSED_LOOP_REAL: (
-        f"Closed loop, 100 B, 12 partitions, {REAL_BROKER}: latency of an awaited send; records per second; CPU µs "
-        "per record",
+        f"Closed loop, 100 B, 12 partitions, {REAL_BROKER}: latency of an awaited send; records per second; client "
+        "CPU per record",
         closed_loop_cell,
     ),
     COLUMNS_REAL: (
-        f"send_many, 12 partitions, batches of 256 KiB, {REAL_BROKER}: CPU µs per record; records per second",
+        f"send_many, 12 partitions, batches of 256 KiB, {REAL_BROKER}: client CPU per record; records per second",
         cpu_and_rate,
     ),
     CODECS: (
-        f"Codecs, 1 KB, 12 partitions, {REAL_BROKER}: CPU µs per record; records per second; size of a record in the "
-        "log",
+        f"Codecs, 1 KB, 12 partitions, {REAL_BROKER}: client CPU per record; records per second; size of a record "
+        "in the log",
         codec_cell,
     ),
 }
@@ -196,7 +196,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
 
 
 def behind(figures: list[Figures]) -> str:
-    """Return a table of everything in which a peer is ahead of aioproducer with the same settings."""
+    """Return a table of the figures in which a peer with the same settings is ahead of aioproducer."""
     lines = []
     for ours in figures:
         if ours.cell.row != OURS or not ours.counts:
@@ -214,7 +214,11 @@ def behind(figures: list[Figures]) -> str:
     if not lines:
         return ""
     return "\n".join(
-        ["| | aioproducer | peers that are ahead (aioproducer is … of it) |", "|---|---|---|", *lines]
+        [
+            "| | aioproducer | peers that are ahead (aioproducer's figure divided by theirs) |",
+            "|---|---|---|",
+            *lines,
+        ]
     )
 
 
@@ -238,14 +242,12 @@ def ratios(figures: list[Figures]) -> list[str]:
         names = COMPARED.get(ours.cell.section)
         if names and ours.cell.row in (OURS, OURS + BY_DEFAULT) and ours.counts:
             others = [
-                f"{f.median(names[0]) / ours.median(names[0]):.2f} of {f.cell.job.client}"
+                f"{f.cell.job.client} {f.median(names[0]) / ours.median(names[0]):.2f}"
                 for f in peers_of(ours, figures)
             ]
             if others:
                 by_default = ours.cell.row.removeprefix(OURS)
-                lines.append(
-                    f"- {ours.cell.section}, {ours.cell.column}{by_default}: 1 to {', '.join(others)}"
-                )
+                lines.append(f"- {ours.cell.section}, {ours.cell.column}{by_default}: {', '.join(others)}")
     return lines
 
 
@@ -254,15 +256,16 @@ def heading(run: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     loop = "asyncio's own loop" if machine["versions"].get("uvloop") == "not installed" else "uvloop"
     lines = [
-        "acks=all, idempotent, linger 5 ms, batches of 64 KiB, 12 partitions unless a table says otherwise; asyncio",
-        f"clients on {loop}, futures awaited one by one; **median** [least–most] of interleaved runs, every record",
-        f"counted at the broker. {machine['cpus']} CPUs, load {machine['load']:.1f} before, {run['load']:.1f} after,",
-        f"{run['seconds'] / 60:.0f} min. {versions}.",
+        "Unless a table says otherwise, all clients use acks=all, idempotence, linger 5 ms, batches of 64 KiB and 12",
+        f"partitions. The asyncio clients run on {loop}, and their futures are awaited one by one. A cell shows the",
+        "**median** [minimum–maximum] of interleaved runs; every record was counted at the broker. The run took",
+        f"{run['seconds'] / 60:.0f} min on {machine['cpus']} CPUs. The load average was {machine['load']:.1f} before",
+        f"it and {run['load']:.1f} after it. Versions: {versions}.",
     ]
     if run["missing"]:
         lines.append("Not measured: " + "; ".join(f"{c} ({why})" for c, why in run["missing"].items()) + ".")
     if run["interrupted"]:
-        lines.append("**Interrupted**: the results below are those measured until then.")
+        lines.append("**Interrupted**: the results below are those measured before the interruption.")
     return lines
 
 
@@ -288,7 +291,7 @@ def document(run: dict[str, Any], plots: list[str], remarks: str | None = None) 
     measured = {f.cell.section for f in figures}
     parts += [table(section, figures) for section in TABLES if section in measured]
     if compared := ratios(figures):
-        parts.append("## Ratios (aioproducer is 1)\n\n" + "\n".join(compared))
+        parts.append("## Ratios of the other clients' figures to aioproducer's\n\n" + "\n".join(compared))
     if plots:
         parts.append("## Plots\n\n" + "\n".join(f"![{name}]({name})" for name in plots))
     return "\n\n".join(parts) + "\n"

@@ -98,16 +98,14 @@ class SendQueue:
             self._is_woken = False
             raise
         self._is_woken = False
-        self._refuse_all()
+        self._reject_all()
 
-    def _refuse_all(self) -> None:
+    def _reject_all(self) -> None:
         """Reject the entries that threads queued while the loop was shutting down."""
         while self._queue:
             entry = self._queue.popleft()
             if isinstance(entry, tuple):
-                entry[0]._refused(
-                    ProducerClosed("the producer was closed before the record was in the buffer")
-                )
+                entry[0]._fail(ProducerClosed("the producer was closed before the record was in the buffer"))
 
     def soon(self, function: Callable[[], object]) -> None:
         """Call `function` in the loop, or in this thread if the loop no longer exists."""
@@ -139,7 +137,7 @@ class SendQueue:
             except BufferFullError:
                 self._open_lane(entry)
             except Exception as error:
-                self._refuse(entry, error)
+                self._reject(entry, error)
 
     def _open_lane(self, entry: _Queued) -> None:
         topic = entry[1][0]
@@ -165,7 +163,7 @@ class SendQueue:
             del self.lanes[topic]
             for entry in lane:  # entries remain only if the loop's shutdown or a bug ended this task
                 if isinstance(entry, tuple):
-                    self._refuse(entry, ProducerClosed("the producer was closed before the buffer had room"))
+                    self._reject(entry, ProducerClosed("the producer was closed before the buffer had room"))
                 else:
                     _settle(entry)
 
@@ -175,10 +173,10 @@ class SendQueue:
             entry[0]._appended(await self._inner.send(*entry[1]))
         except KafkaTimeoutError as error:
             self.places.clear()  # the topic may no longer exist, so the next `send` asks the cluster
-            self._refuse(entry, error)
+            self._reject(entry, error)
             return False
         except Exception as error:
-            self._refuse(entry, error)
+            self._reject(entry, error)
         return True
 
     def _append_now(self, entry: _Queued | asyncio.Future[None]) -> None:
@@ -188,12 +186,12 @@ class SendQueue:
         try:
             entry[0]._appended(self._inner.try_send(*entry[1]))
         except Exception as error:
-            self._refuse(entry, error)
+            self._reject(entry, error)
 
-    def _refuse(self, entry: _Queued, error: BaseException) -> None:
+    def _reject(self, entry: _Queued, error: BaseException) -> None:
         self.refused += 1
         # A traceback would keep the entry alive, but an unreferenced delivery must be freed so that __del__ counts it.
-        entry[0]._refused(without_tracebacks(error))
+        entry[0]._fail(without_tracebacks(error))
         self._inner._note_rejected(self._inner._transaction.number, error)
 
     async def settled(self, topic: str | None = None) -> None:
@@ -272,7 +270,7 @@ class Delivery:
             for callback in callbacks:
                 self._watch(callback)
 
-    def _refused(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._error = error
         self._end()
 

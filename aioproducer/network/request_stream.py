@@ -357,7 +357,7 @@ class RequestStream:
         if throttle_ms > 0:
             self._throttle(throttle_ms / 1000)
         if self._hooks.on_request:
-            self._tell_request(entry, PREFIX_SIZE + len(frame), took, None)
+            self._report_request(entry, PREFIX_SIZE + len(frame), took, None)
         if not entry.future.done():
             entry.future.set_result(response)
         if entry.answered is not None:
@@ -367,7 +367,7 @@ class RequestStream:
         if self.state is ConnectionState.DRAINING:
             self._close_if_drained()
 
-    def _tell_request(
+    def _report_request(
         self, entry: _InFlight, bytes_received: int, seconds: float, error: KafkaError | None
     ) -> None:
         hooks, api = self._hooks, _API_NAMES[entry.request.api_key]
@@ -379,7 +379,7 @@ class RequestStream:
             self._sliced.discard(entry.correlation_id)
             if len(frame) > LARGE:
                 steps = decoding_response(request.Response, entry.version, frame, entry.correlation_id)
-                return LargeAnswer(steps, self._refuse)
+                return LargeAnswer(steps, self._close_as_malformed)
         return decode_response(request.Response, entry.version, frame, entry.correlation_id)
 
     def _is_unasked(self, frame: bytes) -> bool:
@@ -398,7 +398,7 @@ class RequestStream:
         if throttle_ms > 0:
             self._throttle(throttle_ms / 1000)
 
-    def _refuse(self, error: ProtocolError) -> KafkaError:
+    def _close_as_malformed(self, error: ProtocolError) -> KafkaError:
         """Close the connection because a response that was decoded in slices is malformed."""
         refused = type(error)(f"{self}: {error.message}; the connection was closed")
         self._shut(refused)
@@ -530,7 +530,7 @@ class RequestStream:
             failure = self._failure(error, entry, entry.start < left, now)
             self._fail(entry.future, entry.answered, failure)
             if self._hooks.on_request:
-                self._tell_request(entry, 0, now - entry.sent_at, failure)
+                self._report_request(entry, 0, now - entry.sent_at, failure)
         if was_open:
             self._metrics.disconnects += 1
             self._log.debug("%s: closed: %s", self, error or "idle or drained")

@@ -229,7 +229,7 @@ class TlsWire(Wire):
     def _shake(self, shaken: asyncio.Future[None]) -> None:
         try:
             self._tls.do_handshake()
-            self._refuse_without_certificate()
+            self._require_certificate()
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLError, ValueError) as error:
@@ -240,7 +240,7 @@ class TlsWire(Wire):
                 shaken.set_result(None)
         self._flush()  # the bytes include the alert that reports a failure
 
-    def _refuse_without_certificate(self) -> None:
+    def _require_certificate(self) -> None:
         """Reject a peer without a certificate, which OpenSSL accepts if an anonymous cipher suite is enabled."""
         if self._tls.context.verify_mode != ssl.CERT_NONE and self._tls.getpeercert(binary_form=True) is None:
             error = ssl.SSLError(1, "the peer presented no certificate")

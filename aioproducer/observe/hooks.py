@@ -237,9 +237,12 @@ class Hooks:
             found = ((hook, getattr(hook, event, None)) for hook in (*_defaults, *hooks))
             setattr(self, event, [(hook, method) for hook, method in found if method is not None])
 
-    def tell(self, heard_by: list[Any], event: Event) -> None:
+    def tell(self, listeners: list[Any], event: Event) -> None:
         """Call the methods of one event, such as `on_batch`."""
-        for hook, method in heard_by:  # switching off a hook replaces the list, and leaves this one unchanged
+        for (
+            hook,
+            method,
+        ) in listeners:  # switching off a hook replaces the list, and leaves this one unchanged
             try:
                 returned = method(event)
             except ENDS_OF_THE_PROGRAM:

@@ -338,7 +338,7 @@ class _Source:
             self._add(depth + 1, f'raise too_many({label}", n, {field.most})')
         if not field.may_be_null(self.version):
             self._add(depth, "if n < 0:")
-            self._add(depth + 1, f'raise refused_null({label}")')
+            self._add(depth + 1, f'raise null_error({label}")')
 
     def _read_array(self, depth: int, owner: str, field: Field) -> None:
         target = f"o.{field.name}"

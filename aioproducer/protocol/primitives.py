@@ -177,7 +177,7 @@ def too_many(field: str, count: int, most: int) -> ProtocolError:
     return ProtocolError(f"{field} has {count} elements; the limit is {most}")
 
 
-def refused_null(field: str) -> ProtocolError:
+def null_error(field: str) -> ProtocolError:
     return ProtocolError(f"{field} is null, which this version does not allow")
 
 
@@ -240,7 +240,7 @@ def _text(buf: Buffer, pos: int, size: int) -> tuple[str, int]:
 def read_string(buf: Buffer, pos: int) -> tuple[str, int]:
     size, pos = _read_int16_size(buf, pos)
     if size < 0:
-        raise refused_null(f"the string before byte {pos}")
+        raise null_error(f"the string before byte {pos}")
     return _text(buf, pos, size)
 
 
@@ -252,7 +252,7 @@ def read_nullable_string(buf: Buffer, pos: int) -> tuple[str | None, int]:
 def read_compact_string(buf: Buffer, pos: int) -> tuple[str, int]:
     size, pos = read_compact_size(buf, pos)
     if size < 0:
-        raise refused_null(f"the string before byte {pos}")
+        raise null_error(f"the string before byte {pos}")
     return _text(buf, pos, size)
 
 
@@ -290,7 +290,7 @@ def _view(buf: Buffer, pos: int, size: int) -> tuple[memoryview, int]:
 def read_bytes(buf: Buffer, pos: int) -> tuple[bytes, int]:
     size, pos = read_int32_size(buf, pos)
     if size < 0:
-        raise refused_null(f"the byte string before byte {pos}")
+        raise null_error(f"the byte string before byte {pos}")
     view, pos = _view(buf, pos, size)
     return bytes(view), pos
 
@@ -298,7 +298,7 @@ def read_bytes(buf: Buffer, pos: int) -> tuple[bytes, int]:
 def read_compact_bytes(buf: Buffer, pos: int) -> tuple[bytes, int]:
     size, pos = read_compact_size(buf, pos)
     if size < 0:
-        raise refused_null(f"the byte string before byte {pos}")
+        raise null_error(f"the byte string before byte {pos}")
     view, pos = _view(buf, pos, size)
     return bytes(view), pos
 

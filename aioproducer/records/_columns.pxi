@@ -214,7 +214,7 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
     return 0
 
 
-cdef int refuse_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
+cdef int reject_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
     """Raise InvalidRecordError if a struct from `first` up to `end` is null, because its fields are read without this
     check."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
@@ -300,7 +300,7 @@ cdef int read_headers(Piece piece, str format, ArrowSchema* schema, ArrowArray* 
         raise_type("headers", format, "list<struct<key: string, value: binary>> or map<string, binary>")
     for row in range(piece.length):
         header_range(piece, row, &first, &end)
-        refuse_nulls(pairs, first, end, "pairs of name and value", "headers")
+        reject_nulls(pairs, first, end, "pairs of name and value", "headers")
     piece.inner = piece_of(
         pair.children[0], pairs.children[0], pairs.offset, pairs.length, owner, "the names of headers")
     piece.values = piece_of(
@@ -378,7 +378,7 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
     if argument != "values" or schema.format.decode() != "+s":
         (<Column>columns.setdefault(argument, Column())).add(piece_of(schema, array, 0, array.length, owner, argument))
         return 0
-    refuse_nulls(array, 0, array.length, "rows", argument)
+    reject_nulls(array, 0, array.length, "rows", argument)
     found = set()
     known = {name: argument for argument, name in _NAMES.items()}
     for number in range(schema.n_children):
@@ -552,15 +552,15 @@ cdef class Rows:
                         largest = max(largest, integer_at(piece, piece.offset + row))
         return largest
 
-    def refuse(self, error):
+    def reject(self, error):
         """Reject the next row."""
         self.errors[self.next] = error
         self.next += 1
 
-    def refuse_rest(self, error):
+    def reject_rest(self, error):
         """Reject all rows from the next one on."""
         while self.next < self.count:
-            self.refuse(error)
+            self.reject(error)
 
     def forget_columns(self):
         """Drop the contents of the rows, once all rows are in the buffer or rejected."""
@@ -711,7 +711,7 @@ cdef Pause append_rows(RecordPath self, Topic topic, Rows rows, list refusals, b
         try:
             return append_good_rows(self, topic, rows, refusals, is_first_waiter, &budget)
         except (InvalidRecordError, UnknownPartitionError) as error:
-            rows.refuse(error.with_traceback(None))    # a traceback would keep this frame and its rows alive
+            rows.reject(error.with_traceback(None))    # a traceback would keep this frame and its rows alive
             budget -= REFUSAL_COST
 
 
@@ -771,7 +771,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
         if number >= count:
             raise_unknown_partition(topic, number)
         if refusals is not None and refusals[number] is not None:
-            rows.refuse(refusals[number])
+            rows.reject(refusals[number])
             budget[0] -= REFUSAL_COST
             continue
         queue = <PartitionQueue>PyList_GET_ITEM(topic.queues, number)

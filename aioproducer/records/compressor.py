@@ -136,16 +136,16 @@ class BatchCompressor:
 
     def _work(self) -> None:
         """Compress waiting batches until there are none. Runs in a thread."""
-        untold = 0
+        unreported = 0
         while self._waiting:
             try:
                 batch, payload = self._waiting.popleft()
             except IndexError:
                 return  # another thread took the last batch
             self._done.append((batch, self._completed_records(batch, payload)))
-            untold += len(payload)
-            if untold >= self._tell_after and self._waiting:
-                untold = 0
+            unreported += len(payload)
+            if unreported >= self._tell_after and self._waiting:
+                unreported = 0
                 self._loop.call_soon_threadsafe(self._take_done)
 
     def _job_ended(self, job: asyncio.Future[None]) -> None:

@@ -112,7 +112,7 @@ class Authentication:
         try:
             length = await authenticate(ask, partial(self._step, mechanism), mechanism, versions, self._who)
         except AuthenticationError:
-            self._login.refused()
+            self._login.forget_token()
             raise
         self._ends_at = None if length is None else began + length
         self._due_at = began + max((length or 0.0) * self._renew_at, SHORTEST_SESSION)
@@ -237,11 +237,11 @@ def _raise_for(answer: SaslAuthenticateResponse, mechanism: Mechanism, who: obje
     name, code = mechanism.name, error_name(answer.error_code)
     # The redacted text also replaces the text in the response, because tracebacks of the errors below refer to the
     # response.
-    told = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
+    message = answer.error_message = escaped(mechanism.conceal(answer.error_message or ""))
     if action is Action.FAIL:
-        raise AuthenticationError(f"{who}: the broker rejected the {name} credentials: {told or code}")
+        raise AuthenticationError(f"{who}: the broker rejected the {name} credentials: {message or code}")
     raise BrokerError(
-        f"{who}: {name} failed: {code} {told}".rstrip(), code=answer.error_code, name=code, retriable=True
+        f"{who}: {name} failed: {code} {message}".rstrip(), code=answer.error_code, name=code, retriable=True
     )
 
 

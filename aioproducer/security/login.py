@@ -105,7 +105,7 @@ class Login:
         """Run a slow step of a mechanism in a thread. Exceptions from the step are passed on."""
         return await self._computing.call(mechanism.step, challenge)
 
-    def refused(self) -> None:
+    def forget_token(self) -> None:
         """Note that a broker rejected our credentials: the next authentication requests a new token."""
         self._token = None
 

@@ -203,7 +203,7 @@ class OAuthBearer(_Machine):
     def __init__(self, token: Secret, extensions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> None:
         """Store the token. Raises AuthenticationError if the token or an extension can't be sent."""
         super().__init__()
-        _refuse_lost(self.name, token)
+        _reject_lost(self.name, token)
         if not re.fullmatch(r"[!-~]+", token.reveal()):
             raise AuthenticationError(
                 "OAUTHBEARER: the token must be printable ASCII without spaces, and not empty"
@@ -235,15 +235,15 @@ class OAuthBearer(_Machine):
         the broker expects one more message before it rejects the client."""
         if not challenge:
             return None
-        self._next = self._refused
+        self._next = self._raise_rejection
         try:
-            told = json.loads(challenge)
-            self._refusal = escaped(self.conceal(str(told["status"])), 200)
+            answer = json.loads(challenge)
+            self._refusal = escaped(self.conceal(str(answer["status"])), 200)
         except (ValueError, KeyError, TypeError, RecursionError):
             self._refusal = "it gave no reason"
         return b"\x01"
 
-    def _refused(self, challenge: bytes) -> bytes | None:
+    def _raise_rejection(self, challenge: bytes) -> bytes | None:
         raise AuthenticationError(f"OAUTHBEARER: the broker rejected the token: {self._refusal}")
 
 
@@ -388,7 +388,7 @@ def _base64(text: str) -> bytes | None:
 
 def _check(mechanism: str, username: str, password: Secret) -> None:
     """Raise AuthenticationError if the user name or the password can't be sent."""
-    _refuse_lost(mechanism, password)
+    _reject_lost(mechanism, password)
     if not username or not password.reveal():
         raise AuthenticationError(f"{mechanism}: user name and password must not be empty")
     if not _is_plain_text(username) or not _is_plain_text(password.reveal()):
@@ -397,7 +397,7 @@ def _check(mechanism: str, username: str, password: Secret) -> None:
         )
 
 
-def _refuse_lost(mechanism: str, secret: Secret) -> None:
+def _reject_lost(mechanism: str, secret: Secret) -> None:
     if secret.is_lost:
         raise AuthenticationError(
             f"{mechanism}: the secret came out of a pickle, which does not contain its text; create it in "

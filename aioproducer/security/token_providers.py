@@ -123,10 +123,10 @@ class OidcTokenProvider:
         """
         pause, longest = self._backoff
         for attempt in range(1, self._attempts + 1):
-            told = await self._ask()
-            if isinstance(told, OAuthToken):
-                return told
-            why, may_pass = told
+            result = await self._ask()
+            if isinstance(result, OAuthToken):
+                return result
+            why, may_pass = result
             if not may_pass or attempt == self._attempts:
                 break
             await asyncio.sleep(min(pause * 2.0 ** (attempt - 1), longest))

@@ -293,7 +293,7 @@ class Bulk(RecordPath):
                 if span is not None:
                     span.fail(error)
                 raise
-            rows.refuse_rest(without_tracebacks(error))
+            rows.reject_rest(without_tracebacks(error))
         finally:
             if timeout is not None:
                 self._own_timeouts.end_rows_after(rows.spans, timeout, began, receipt.waits)
@@ -381,7 +381,7 @@ class Bulk(RecordPath):
             await self._give_way()
         except (InvalidRecordError, UnknownPartitionError) as error:
             rows.has_waited_in_vain |= isinstance(error, UnknownPartitionError)
-            rows.refuse(without_tracebacks(error))
+            rows.reject(without_tracebacks(error))
             await asyncio.sleep(0)  # _give_way() does not count rejected rows
 
     def _check_has_partition(self, topic: str, partition: object) -> None:

@@ -108,7 +108,7 @@ class GivingUp:
                 batch.was_given_up_on_request = why is None
                 self._results.give_up(batch, reason, TransactionAbortedError)
 
-    def refuse_unnumbered(self, error: KafkaError) -> None:
+    def fail_unnumbered(self, error: KafkaError) -> None:
         """Fail the waiting batches that cannot be sent without a producer id. The next record requests an id again."""
         for batch in list(self._accumulator.incomplete):
             if batch.state in (BatchState.OPEN, BatchState.CLOSED) and not batch.is_numbered:

@@ -65,7 +65,7 @@ class Numbering:
                 < self._idempotence.may_be_in_flight(queue.sequence, queue.node_id, self._most_in_flight)
             )
         sequence = self._sequence_of(queue)
-        if self._transaction.is_used and self._transaction.refuses_records:
+        if self._transaction.is_used and self._transaction.rejects_records:
             return False
         if batch.first_sequence < 0 and (sequence.has_gap or sequence.identity != self._idempotence.identity):
             self._begin(queue, sequence)
@@ -103,7 +103,7 @@ class Numbering:
                 f"{queue.topic}-{queue.partition} was exported to another producer, but this one also has records for "
                 "it; send records only to partitions that were not exported"
             )
-            self._transaction.must_abort(abortable(self._transaction, cause))
+            self._transaction.require_abort(abortable(self._transaction, cause))
             self._wake.set()
             return False
         return True
@@ -134,7 +134,7 @@ class Numbering:
                     # With v1, the next transaction would continue this epoch, but the new log may already contain its
                     # sequence numbers.
                     self._transaction.epoch_is_spent |= self._transaction.may_have_started
-                    self._transaction.must_abort(abortable(self._transaction, cause))
+                    self._transaction.require_abort(abortable(self._transaction, cause))
                     self._wake.set()  # the next pass fails the records that were not sent
                 elif self._idempotence.identity is not None:
                     self._idempotence.bump()

@@ -99,6 +99,6 @@ class OwnTimeouts:
             requires_abort=self._transaction.is_used,
         )
         if self._transaction.is_used:
-            self._transaction.must_abort(abortable(self._transaction, error))
+            self._transaction.require_abort(abortable(self._transaction, error))
             self._wake.set()
         return error

@@ -526,9 +526,9 @@ class ProduceResults:
             self._metrics.time_to_failure.add(self._loop.time() - batch.created, count)
         if self._transaction.is_used and batch.identity in (None, self._idempotence.identity):
             if requires_reinit:
-                self._transaction.must_reinit(reinit(self._transaction, reinit_error(code), reason))
+                self._transaction.require_reinit(reinit(self._transaction, reinit_error(code), reason))
             else:
-                self._transaction.must_abort(abortable(self._transaction, error))
+                self._transaction.require_abort(abortable(self._transaction, error))
         batch.give_up(error)
         self._accumulator.release(batch)
         if self._hooks.on_batch:

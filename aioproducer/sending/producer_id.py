@@ -1,6 +1,6 @@
 """Gets a producer id for idempotence, in a task that asks brokers until one of them returns an id.
 
-The sender starts the task when it needs an id. If no id is obtained, `last_error` and `refused` tell the sender why."""
+The sender starts the task when it needs an id. If no id is obtained, `last_error` and `rejection` give the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProducerIdSource:
         self._task: asyncio.Task[None] | None = None
         self.last_error: KafkaError | None = None
         """The last error since an id was requested; None once an id has been obtained."""
-        self.refused: KafkaError | None = None
+        self.rejection: KafkaError | None = None
         """The error after which no further attempt is made. The sender fails the waiting records and sets this field
         to None."""
 
@@ -73,7 +73,7 @@ class ProducerIdSource:
                 )
                 self.last_error = error
                 if not self._may_pass(error):
-                    self.refused = error
+                    self.rejection = error
                     self._wake.set()
                     return
                 self._log.debug("no producer id yet: %s", error)

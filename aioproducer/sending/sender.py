@@ -137,10 +137,10 @@ class Sender:
             self._results.losses.look_at(self._metadata.cluster, now)
         if self._accumulator.outdated and not self._accumulator.assign_leaders():
             self._wake.set()  # the next pass continues
-        if self._producer_ids.refused is not None:
-            self._giving_up.refuse_unnumbered(self._producer_ids.refused)
-            self._producer_ids.refused = None
-        if self._transaction.is_used and self._transaction.refuses_records:
+        if self._producer_ids.rejection is not None:
+            self._giving_up.fail_unnumbered(self._producer_ids.rejection)
+            self._producer_ids.rejection = None
+        if self._transaction.is_used and self._transaction.rejects_records:
             self._giving_up.abort_unsent(self._transaction.error)
         if self._accumulator.incomplete and not self._loop_watch.is_running:
             self._loop_watch.start()

@@ -68,9 +68,9 @@ def _look_at_transactional_acks(unsettled: UnsettledSettings) -> None:
         ("enable_idempotence", unsettled["enable_idempotence"] is False),
     ):
         if is_wrong:
-            raise unsettled.refused(
+            raise unsettled.error_for(
                 "transactional_id",
-                f"needs acks='all' and enable_idempotence=True, but {unsettled.said(culprit)}; leave out either "
+                f"needs acks='all' and enable_idempotence=True, but {unsettled.as_text(culprit)}; leave out either "
                 f"{culprit} or transactional_id",
                 against=(culprit,),
             )
@@ -78,18 +78,18 @@ def _look_at_transactional_acks(unsettled: UnsettledSettings) -> None:
 
 def _look_at_transactional_requests(unsettled: UnsettledSettings) -> None:
     if unsettled["transactional_id"] is not None and unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             _IN_FLIGHT,
-            f"contradicts {unsettled.said('transactional_id')}, which needs idempotence: {_REMEMBERED}",
+            f"contradicts {unsettled.as_text('transactional_id')}, which needs idempotence: {_REMEMBERED}",
             against=("transactional_id",),
         )
 
 
 def _look_at_acks(unsettled: UnsettledSettings) -> None:
     if unsettled["enable_idempotence"] and unsettled["acks"] != -1:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "acks",
-            f"contradicts {unsettled.said('enable_idempotence')}, which needs acks='all'; "
+            f"contradicts {unsettled.as_text('enable_idempotence')}, which needs acks='all'; "
             "set enable_idempotence=False to give up protection against duplicates",
             against=("enable_idempotence",),
         )
@@ -97,9 +97,9 @@ def _look_at_acks(unsettled: UnsettledSettings) -> None:
 
 def _look_at_in_flight(unsettled: UnsettledSettings) -> None:
     if unsettled["enable_idempotence"] and unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             _IN_FLIGHT,
-            f"contradicts {unsettled.said('enable_idempotence')}: {_REMEMBERED}",
+            f"contradicts {unsettled.as_text('enable_idempotence')}: {_REMEMBERED}",
             against=("enable_idempotence",),
         )
 
@@ -115,9 +115,9 @@ def _derive_idempotence(unsettled: UnsettledSettings) -> None:
     else:
         unsettled.default("enable_idempotence", True)
         return
-    unsettled.derive("enable_idempotence", False, unsettled.said(cause))
+    unsettled.derive("enable_idempotence", False, unsettled.as_text(cause))
     unsettled.notes.append(
-        f"{unsettled.said(cause)} turns enable_idempotence off: {effect} "
+        f"{unsettled.as_text(cause)} turns enable_idempotence off: {effect} "
         "(set enable_idempotence=False to avoid this warning)"
     )
 
@@ -130,9 +130,9 @@ def _look_at_endless_retries(unsettled: UnsettledSettings) -> None:
     name = "enable_endless_retries"
     _look_at_need_of_idempotence(unsettled, name)
     if unsettled[name] and unsettled["transactional_id"] is not None:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             name,
-            f"contradicts {unsettled.said('transactional_id')}: the broker ends a transaction after "
+            f"contradicts {unsettled.as_text('transactional_id')}: the broker ends a transaction after "
             "transaction_timeout_ms; leave enable_endless_retries out",
             against=("transactional_id",),
         )
@@ -150,8 +150,8 @@ def _look_at_need_of_idempotence(unsettled: UnsettledSettings, name: str) -> Non
         culprit = _IN_FLIGHT
     else:
         return
-    raise unsettled.refused(
-        name, f"needs enable_idempotence=True, but {unsettled.said(culprit)}; keep one", against=(culprit,)
+    raise unsettled.error_for(
+        name, f"needs enable_idempotence=True, but {unsettled.as_text(culprit)}; keep one", against=(culprit,)
     )
 
 
@@ -164,16 +164,16 @@ def _in_flight_per_partition(unsettled: UnsettledSettings) -> int:
     is_the_cause = not unsettled.is_given("enable_idempotence") and unsettled["acks"] == -1
     if unsettled[_IN_FLIGHT] > 1 and not is_the_cause:
         unsettled.notes.append(
-            f"{unsettled.said(_IN_FLIGHT)} without idempotence: retries may reorder records (1 keeps their order)"
+            f"{unsettled.as_text(_IN_FLIGHT)} without idempotence: retries may reorder records (1 keeps their order)"
         )
     return int(unsettled[_IN_FLIGHT])
 
 
 def _look_at_blocking(unsettled: UnsettledSettings) -> None:
     if unsettled["transactional_id"] is not None and unsettled["max_block_ms"] == 0:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "max_block_ms",
-            f"leaves no time for the transactional calls ({unsettled.said('transactional_id')}); raise it",
+            f"leaves no time for the transactional calls ({unsettled.as_text('transactional_id')}); raise it",
             against=("transactional_id",),
         )
 
@@ -187,9 +187,9 @@ def _settle_timeouts(unsettled: UnsettledSettings) -> None:
     if delivery < needed - _ROUNDING:
         if unsettled.is_given("request_timeout_ms"):
             is_long = unsettled["request_timeout_ms"] > delivery
-            raise unsettled.refused(
+            raise unsettled.error_for(
                 "delivery_timeout_ms",
-                f"is shorter than {unsettled.said('linger_ms')} + {unsettled.said('request_timeout_ms')}; "
+                f"is shorter than {unsettled.as_text('linger_ms')} + {unsettled.as_text('request_timeout_ms')}; "
                 "raise it or lower request_timeout_ms",
                 against=("request_timeout_ms",) if is_long else ("request_timeout_ms", "linger_ms"),
             )
@@ -203,19 +203,19 @@ def _lower_request_timeout(unsettled: UnsettledSettings, delivery: float) -> Non
     lowered = ["request_timeout_ms"]
     if room < _SHORTEST_REQUEST:
         if unsettled.is_given("linger_ms"):
-            raise unsettled.refused(
+            raise unsettled.error_for(
                 "delivery_timeout_ms",
-                f"leaves no time after {unsettled.said('linger_ms')}; raise it or lower linger_ms",
+                f"leaves no time after {unsettled.as_text('linger_ms')}; raise it or lower linger_ms",
                 against=("linger_ms",),
             )
         if delivery < _SHORTEST_REQUEST:
-            raise unsettled.refused("delivery_timeout_ms", "leaves no time to send a record; raise it")
+            raise unsettled.error_for("delivery_timeout_ms", "leaves no time to send a record; raise it")
         room = delivery
-        unsettled.derive("linger_ms", 0.0, unsettled.said("delivery_timeout_ms"))
+        unsettled.derive("linger_ms", 0.0, unsettled.as_text("delivery_timeout_ms"))
         lowered.append("linger_ms")
-    unsettled.derive("request_timeout_ms", room, unsettled.said("delivery_timeout_ms"))
+    unsettled.derive("request_timeout_ms", room, unsettled.as_text("delivery_timeout_ms"))
     unsettled.notes.append(
-        f"{unsettled.said('delivery_timeout_ms')} lowers "
+        f"{unsettled.as_text('delivery_timeout_ms')} lowers "
         + " and ".join(f"{name} to {unsettled.shown(name)}" for name in lowered)
     )
 
@@ -225,12 +225,12 @@ def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> Non
     value = max(_DELIVERY_TIMEOUT, needed)
     if unsettled["transactional_id"] is not None and unsettled["transaction_timeout_ms"] < value:
         value = unsettled["transaction_timeout_ms"]
-        unsettled.derive("delivery_timeout_ms", value, unsettled.said("transaction_timeout_ms"))
+        unsettled.derive("delivery_timeout_ms", value, unsettled.as_text("transaction_timeout_ms"))
     elif value == _DELIVERY_TIMEOUT:
         unsettled.default("delivery_timeout_ms", value)
     else:
         causes = [name for name in ("linger_ms", "request_timeout_ms") if unsettled.is_given(name)]
-        because = " and ".join(unsettled.said(name) for name in causes)
+        because = " and ".join(unsettled.as_text(name) for name in causes)
         unsettled.derive("delivery_timeout_ms", value, because)
         unsettled.notes.append(
             f"{because} raises delivery_timeout_ms to {unsettled.shown('delivery_timeout_ms')}"
@@ -243,7 +243,7 @@ def _compare_with_the_transaction(unsettled: UnsettledSettings) -> None:
         return
     if unsettled["delivery_timeout_ms"] > unsettled["transaction_timeout_ms"] + _ROUNDING:
         unsettled.notes.append(
-            f"{unsettled.said('delivery_timeout_ms')} is longer than {unsettled.said('transaction_timeout_ms')}: "
+            f"{unsettled.as_text('delivery_timeout_ms')} is longer than {unsettled.as_text('transaction_timeout_ms')}: "
             "the broker may abort the transaction while its records are still being sent; lower "
             "delivery_timeout_ms or raise transaction_timeout_ms"
         )
@@ -263,11 +263,11 @@ def _settle_backoff(unsettled: UnsettledSettings, first: str, last: str) -> None
     if unsettled[first] <= unsettled[last]:
         return
     if unsettled.is_given(first) and unsettled.is_given(last):
-        problem = f"is more than {unsettled.said(last)}; lower it or raise {last}"
-        raise unsettled.refused(first, problem, against=(last,))
+        problem = f"is more than {unsettled.as_text(last)}; lower it or raise {last}"
+        raise unsettled.error_for(first, problem, against=(last,))
     cause, yields = (first, last) if unsettled.is_given(first) else (last, first)
-    unsettled.derive(yields, unsettled[cause], unsettled.said(cause))
-    unsettled.notes.append(f"{unsettled.said(cause)} sets {yields} to the same value")
+    unsettled.derive(yields, unsettled[cause], unsettled.as_text(cause))
+    unsettled.notes.append(f"{unsettled.as_text(cause)} sets {yields} to the same value")
 
 
 def _settle_compression(unsettled: UnsettledSettings) -> None:
@@ -281,7 +281,9 @@ def _settle_compression(unsettled: UnsettledSettings) -> None:
             unsettled.take_over(name, "compression_level")
         else:
             _check_level(unsettled, name, other)
-            notes.append(f"{unsettled.said(name)} has no effect with {unsettled.said('compression_type')}")
+            notes.append(
+                f"{unsettled.as_text(name)} has no effect with {unsettled.as_text('compression_type')}"
+            )
     _check_level(unsettled, "compression_level", codec)
     unsettled.notes += notes
 
@@ -303,17 +305,17 @@ def _settle_partitioner(unsettled: UnsettledSettings) -> None:
     if not unsettled["partitioner_ignore_keys"]:
         return
     if unsettled.is_given("partitioner") and unsettled["partitioner"] != "random":
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "partitioner_ignore_keys",
-            f"contradicts {unsettled.said('partitioner')}; keep one",
+            f"contradicts {unsettled.as_text('partitioner')}; keep one",
             against=("partitioner",),
         )
-    unsettled.derive("partitioner", "random", unsettled.said("partitioner_ignore_keys"))
+    unsettled.derive("partitioner", "random", unsettled.as_text("partitioner_ignore_keys"))
 
 
 def _look_at_sizes(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("batch_size") and unsettled["batch_size"] > unsettled["max_request_size"]:
         unsettled.notes.append(
-            f"{unsettled.said('batch_size')} is more than {unsettled.said('max_request_size')}, "
+            f"{unsettled.as_text('batch_size')} is more than {unsettled.as_text('max_request_size')}, "
             "which also limits batches"
         )

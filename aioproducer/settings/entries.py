@@ -265,7 +265,7 @@ class _Found:
         if key.setting in self._overrides:
             return
         try:
-            _refuse_what_can_not_be(key, entry)
+            _reject_impossible(key, entry)
             if note := _reason_to_note(key, entry):
                 self.note(note, entry)
             elif key.setting:
@@ -396,7 +396,7 @@ def _keyword_value(key: Key, entry: Entry) -> Any:
     raise ConfigError(f"{_place(entry)}{entry.key}={shown} {problem}", setting=key.setting, value=fact)
 
 
-def _refuse_what_can_not_be(key: Key, entry: Entry) -> None:
+def _reject_impossible(key: Key, entry: Entry) -> None:
     if key.fate is Fate.REFUSED:
         raise ConfigError(
             f"{_place(entry)}{entry.key} can't be used: {key.reason}", setting=entry.key, value=None

@@ -146,7 +146,7 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given(_JAAS):
         line = _read_line(unsettled[_JAAS], tokens)
         if line.problem:  # the error's context must not refer to the parser's local variables
-            raise unsettled.refused(_JAAS, line.problem, against=(source,))
+            raise unsettled.error_for(_JAAS, line.problem, against=(source,))
         _compare_with_handler(unsettled, line.module, tokens, source)
         _compare_with_mechanism(unsettled, line.module)
         if line.module == _IAM_MODULE:
@@ -165,12 +165,12 @@ def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, li
     if tokens is Tokens.STRIMZI:
         line = _with_environment(unsettled, line)
     if unsettled.is_given(_PROVIDER):
-        raise unsettled.refused(
+        raise unsettled.error_for(
             _PROVIDER, f"creates the tokens; leave {unsettled.named(source)} out", against=(source, _JAAS)
         )
     mechanism = unsettled[_MECHANISM]
     if mechanism not in (None, "OAUTHBEARER", "AWS_MSK_IAM"):
-        raise unsettled.refused(
+        raise unsettled.error_for(
             _MECHANISM, f"contradicts {_named_source(unsettled, source)}; use OAUTHBEARER", against=(source,)
         )
     provider = _provider(unsettled, tokens, source, line)
@@ -182,7 +182,7 @@ def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, li
 
 
 def _named_source(unsettled: UnsettledSettings, source: str) -> str:
-    return unsettled.named(source) if source == _JAAS else unsettled.said(source)
+    return unsettled.named(source) if source == _JAAS else unsettled.as_text(source)
 
 
 def _derive_mechanism(unsettled: UnsettledSettings, mechanisms: Sequence[str], because: str) -> None:
@@ -221,8 +221,8 @@ def _tokens(unsettled: UnsettledSettings) -> tuple[Tokens, str]:
     found = {name: tokens_of(unsettled[name]) for name in _HANDLERS if unsettled.is_given(name)}
     named = {name: tokens for name, tokens in found.items() if tokens not in (None, Tokens.ENDPOINT)}
     if len(set(named.values())) > 1:
-        raise unsettled.refused(
-            _HANDLERS[0], f"contradicts {unsettled.said(_HANDLERS[1])}; keep one", against=_HANDLERS
+        raise unsettled.error_for(
+            _HANDLERS[0], f"contradicts {unsettled.as_text(_HANDLERS[1])}; keep one", against=_HANDLERS
         )
     for name, tokens in named.items():
         assert tokens is not None
@@ -294,7 +294,7 @@ def _unknown_option(module: str, tokens: Tokens | None, number: int) -> str:
 
 def _compare_with_handler(unsettled: UnsettledSettings, module: str, tokens: Tokens, source: str) -> None:
     if tokens is not Tokens.ENDPOINT and "username" in _OPTIONS.get(module, {}):
-        raise unsettled.refused(
+        raise unsettled.error_for(
             source, f"contradicts {module} in {unsettled.named(_JAAS)}; keep one", against=(_JAAS,)
         )
 
@@ -307,7 +307,7 @@ def _compare_with_mechanism(unsettled: UnsettledSettings, module: str) -> None:
     if is_for_users and unsettled.is_keyword(_MECHANISM) and not unsettled.is_keyword(_JAAS):
         return  # the keyword wins; the file's user name and password are used for its mechanism if possible
     if unsettled[_MECHANISM] not in mechanisms:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             _MECHANISM,
             f"contradicts {module} in {unsettled.named(_JAAS)}; use {' or '.join(mechanisms)}",
             against=(_JAAS, *_HANDLERS),
@@ -319,7 +319,9 @@ def _take_settings(unsettled: UnsettledSettings, settings: Mapping[str, Any]) ->
         if unsettled.is_given(name) and not unsettled.is_part(name, _JAAS):
             if unsettled.is_keyword(name) and not unsettled.is_keyword(_JAAS):
                 continue
-            raise unsettled.refused(_JAAS, f"sets {unsettled.named(name)} as well; keep one", against=(name,))
+            raise unsettled.error_for(
+                _JAAS, f"sets {unsettled.named(name)} as well; keep one", against=(name,)
+            )
         unsettled.take_from(_JAAS, name, _checked(unsettled, name, given))
 
 
@@ -379,7 +381,7 @@ def _region(unsettled: UnsettledSettings, source: str) -> str:
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if region := os.environ.get(variable):
             return region
-    raise unsettled.refused(
+    raise unsettled.error_for(
         source,
         "needs the region of the cluster, which is not in the host names of bootstrap_servers; set the environment "
         "variable AWS_REGION, or pass the keyword sasl_oauth_token_provider=MskIamTokenProvider(region)",
@@ -389,7 +391,7 @@ def _region(unsettled: UnsettledSettings, source: str) -> str:
 def _event_hubs(unsettled: UnsettledSettings, tokens: Tokens, source: str) -> str:
     host: str = unsettled["bootstrap_servers"][0][0]
     if tokens is Tokens.AZURE_SAMPLE and not _EVENT_HUBS.search(host):
-        raise unsettled.refused(
+        raise unsettled.error_for(
             source,
             "is Microsoft's sample for Azure Event Hubs, but the brokers are not there; pass the keyword "
             "sasl_oauth_token_provider as well; it takes precedence",

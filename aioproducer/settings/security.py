@@ -46,18 +46,18 @@ def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> No
     if names == ["sasl_mechanism"]:
         # Programs pass on aiokafka's default for this setting, whatever the protocol.
         unsettled.notes.append(
-            f"{unsettled.said(names[0])} has no effect with {unsettled.said('security_protocol')}"
+            f"{unsettled.as_text(names[0])} has no effect with {unsettled.as_text('security_protocol')}"
         )
         unsettled.default("sasl_mechanism", None)
     elif all(name in _ONLY_TRUST and not unsettled.is_keyword(name) for name in names):
         for name in names:
             unsettled.drop(name)
         unsettled.notes.append(
-            f"{_list(unsettled, names)} has no effect with {unsettled.said('security_protocol')}"
+            f"{_list(unsettled, names)} has no effect with {unsettled.as_text('security_protocol')}"
         )
     else:
         raise unsettled.contradiction(
-            f"{unsettled.named(names[0])} has no effect with {unsettled.said('security_protocol')}; set "
+            f"{unsettled.named(names[0])} has no effect with {unsettled.as_text('security_protocol')}; set "
             f"security_protocol={fix}, or leave {_list(unsettled, names)} out",
             names[0],
             None,
@@ -109,7 +109,7 @@ def _look_at_context(unsettled: UnsettledSettings) -> None:
         return
     others = [name for name in unsettled.given("ssl_") if name != "ssl_context"]
     if others:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "ssl_context",
             f"contains all TLS settings; set {others[0]} there and leave {_list(unsettled, others)} out",
             against=others,
@@ -219,7 +219,7 @@ def _settle_mechanism(unsettled: UnsettledSettings) -> None:
         unsettled.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
     else:
         raise ConfigError(
-            f"{unsettled.said('security_protocol')} needs sasl_mechanism, one of "
+            f"{unsettled.as_text('security_protocol')} needs sasl_mechanism, one of "
             f"{SETTINGS['sasl_mechanism'].value_type.described}",
             setting="sasl_mechanism",
             value=None,
@@ -237,42 +237,42 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
         others += unsettled.given("sasl_credentials")
     else:
         others += unsettled.given("sasl_kerberos_")
-    _refuse_unused(unsettled, others)
+    _reject_unused(unsettled, others)
     if mechanism == "GSSAPI":
         return
     passwords = [name for name in ("sasl_plain_username", "sasl_plain_password") if unsettled.is_given(name)]
     if unsettled.is_given("sasl_credentials"):
         if passwords:
-            raise unsettled.refused(
+            raise unsettled.error_for(
                 "sasl_credentials",
                 "provides the user name and the password; leave sasl_plain_... out",
                 against=passwords,
             )
     elif len(passwords) < 2:
         missing = "sasl_plain_password" if "sasl_plain_username" in passwords else "sasl_plain_username"
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "sasl_mechanism",
             f"needs sasl_plain_username and sasl_plain_password, or sasl_credentials; {missing} is missing",
         )
     if unsettled["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "sasl_scram_token_auth",
             "applies only to SCRAM-SHA-256 and SCRAM-SHA-512",
             against=("sasl_mechanism",),
         )
     if mechanism == "PLAIN" and unsettled["security_protocol"] == "SASL_PLAINTEXT":
         if not unsettled["sasl_plain_without_tls"]:
-            raise unsettled.refused(
+            raise unsettled.error_for(
                 "sasl_mechanism",
-                f"with {unsettled.said('security_protocol')} sends the password in clear text; use "
+                f"with {unsettled.as_text('security_protocol')} sends the password in clear text; use "
                 "security_protocol=SASL_SSL, or allow it with sasl_plain_without_tls=True",
             )
 
 
-def _refuse_unused(unsettled: UnsettledSettings, others: Sequence[str]) -> None:
+def _reject_unused(unsettled: UnsettledSettings, others: Sequence[str]) -> None:
     """Reject settings that belong to other mechanisms."""
     if others:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "sasl_mechanism",
             f"does not use {_list(unsettled, others)}; leave them out",
             against=(*others, *_TOKEN_SOURCES),
@@ -286,7 +286,7 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
     url = unsettled["sasl_oauthbearer_token_endpoint_url"]
     has_provider = unsettled.is_given("sasl_oauth_token_provider")
     passwords = [name for name in unsettled.given("sasl_plain_") if name != "sasl_plain_without_tls"]
-    _refuse_unused(
+    _reject_unused(
         unsettled, passwords + unsettled.given("sasl_credentials") + unsettled.given("sasl_kerberos_")
     )
     if has_provider:
@@ -295,7 +295,7 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
             for name in unsettled.given("sasl_oauthbearer_")
             if name not in ("sasl_oauthbearer_extensions", "sasl_oauthbearer_scope")
         ]:
-            raise unsettled.refused(
+            raise unsettled.error_for(
                 "sasl_oauth_token_provider",
                 f"creates the tokens; leave {_list(unsettled, others)} out",
                 against=others,
@@ -304,14 +304,14 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
         _look_at_endpoint(unsettled, url)
     if unsettled["security_protocol"] == "SASL_PLAINTEXT":
         unsettled.notes.append(
-            f"sasl_mechanism=OAUTHBEARER with {unsettled.said('security_protocol')} sends the token in clear text, and "
-            "anyone who reads it can use it; set security_protocol=SASL_SSL"
+            f"sasl_mechanism=OAUTHBEARER with {unsettled.as_text('security_protocol')} sends the token in clear text, "
+            "and anyone who reads it can use it; set security_protocol=SASL_SSL"
         )
 
 
 def _look_at_endpoint(unsettled: UnsettledSettings, url: str | None) -> None:
     if url is None:
-        raise unsettled.refused(
+        raise unsettled.error_for(
             "sasl_mechanism", "needs sasl_oauth_token_provider, or sasl_oauthbearer_token_endpoint_url"
         )
     check_token_url(unsettled)

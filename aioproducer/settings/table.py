@@ -122,10 +122,10 @@ class Setting:
         except ConfigError as error:  # raised by codec_named() or make_partitioner()
             refusal = ConfigError(f"{error.message}{where}", setting=self.name, value=value)
         except ValueError as error:
-            refusal = self.refused(value, str(error), where)
+            refusal = self.error_for(value, str(error), where)
         raise refusal  # raised outside the handler, so that it has no context that refers to other frames
 
-    def refused(self, value: Any, problem: str, where: str = "") -> ConfigError:
+    def error_for(self, value: Any, problem: str, where: str = "") -> ConfigError:
         """Return the error for an invalid value. If the value may be a password, it appears neither in the error's text
         nor in its attributes."""
         shown = self.shown(value)

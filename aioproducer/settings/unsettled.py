@@ -153,7 +153,7 @@ class UnsettledSettings:
         # The user's own objects are not compared.
         return value is not None if default is None else bool(value != default)
 
-    def said(self, name: str) -> str:
+    def as_text(self, name: str) -> str:
         """Return the setting for use in a sentence: `acks=1`, `acks=1 (client.properties:3)`."""
         return f"{name}={self.shown(name)}{self.place(name)}"
 
@@ -203,8 +203,8 @@ class UnsettledSettings:
         if not self.is_given(alias):
             return
         if self.is_given(name) and self[name] != self[alias]:
-            problem = f"differs from {self.said(name)}; both set the same thing, so keep one"
-            raise self.refused(alias, problem, against=(name,))
+            problem = f"differs from {self.as_text(name)}; both set the same thing, so keep one"
+            raise self.error_for(alias, problem, against=(name,))
         self.take_from(alias, name, self[alias])
 
     def drop(self, name: str) -> None:
@@ -278,7 +278,7 @@ class UnsettledSettings:
         """Raise one error for all mistakes, if there are any (ConfigError)."""
         Mistakes(tuple(self._mistakes)).raise_if_any()
 
-    def refused(self, name: str, problem: str, *, against: Sequence[str] = ()) -> ConfigError:
+    def error_for(self, name: str, problem: str, *, against: Sequence[str] = ()) -> ConfigError:
         """Return the error that says what is wrong with a setting in combination with others.
 
         Args:
@@ -292,7 +292,7 @@ class UnsettledSettings:
             value = None
         elif isinstance(value, float) and name.endswith("_ms"):
             value = value * 1000
-        return self.contradiction(f"{self.said(name)} {problem}", name, value, (name, *against))
+        return self.contradiction(f"{self.as_text(name)} {problem}", name, value, (name, *against))
 
     def contradiction(self, text: str, name: str, value: Any, between: Sequence[str]) -> ConfigError:
         """Return the error for settings that contradict each other; keywords override settings from a source."""

@@ -325,7 +325,7 @@ class RecordingProducer(Producer[K, V]):
         batch.give_up(error)
         self._tell(batch, -1, error)
         if self._transaction.is_used:
-            self._transaction.must_abort(abortable(self._transaction, error))
+            self._transaction.require_abort(abortable(self._transaction, error))
 
 
 def _delivery_error(batch: ProducerBatch, outcome: Outcome) -> DeliveryError:

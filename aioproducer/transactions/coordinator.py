@@ -103,7 +103,7 @@ class Coordinator:
                 TransactionState.REINIT_REQUIRED,
             )
             before = transaction.state
-            if not transaction.refuses_records:
+            if not transaction.rejects_records:
                 transaction.move(TransactionState.INITIALIZING)
             await self._calls.run("initialize", lambda: self._initialize(before))
         else:
@@ -326,13 +326,13 @@ class Coordinator:
         try:
             await self._new_epoch(None)
         except TransactionReinitError as error:
-            transaction.must_reinit(error)
+            transaction.require_reinit(error)
             raise
         except BaseException as error:
             if before is TransactionState.UNINITIALIZED:
                 transaction.move(TransactionState.UNINITIALIZED)
             elif before is TransactionState.READY:
-                transaction.must_reinit(reinit(transaction, TransactionReinitError, str(error)))
+                transaction.require_reinit(reinit(transaction, TransactionReinitError, str(error)))
             else:  # a new epoch was already needed, and transaction.error says why
                 transaction.move(TransactionState.REINIT_REQUIRED)
             raise
@@ -425,7 +425,7 @@ class Coordinator:
         except asyncio.CancelledError:
             # Only close() cancels this task.
             if self._requests.written or transaction.commit_is_in_doubt:
-                transaction.must_reinit(
+                transaction.require_reinit(
                     self._requests.outcome_unknown("the producer was closed before the answer arrived")
                 )
             raise
@@ -445,7 +445,7 @@ class Coordinator:
                 self._not_reinitialized(error)
             except asyncio.CancelledError:  # close() has cancelled this task, so no other transaction follows
                 self._not_reinitialized(KafkaError("the producer was closed before it got a new epoch"))
-        if not transaction.refuses_records:
+        if not transaction.rejects_records:
             transaction.move(TransactionState.READY)
 
     def _look_for_v2(self) -> None:
@@ -469,7 +469,7 @@ class Coordinator:
     def _not_reinitialized(self, error: KafkaError) -> None:
         if not isinstance(error, TransactionReinitError):
             error = reinit(self._transaction, TransactionReinitError, str(error))
-        self._transaction.must_reinit(error)
+        self._transaction.require_reinit(error)
 
     async def _abort(self) -> None:
         transaction = self._transaction
@@ -500,7 +500,7 @@ class Coordinator:
         try:
             await self._end(commit=False)
         except TransactionReinitError as error:
-            transaction.must_reinit(error)
+            transaction.require_reinit(error)
         except KafkaError as error:
             self._log.warning(
                 "the transaction of %r has not been aborted yet: %s", transaction.transactional_id, error
@@ -570,9 +570,9 @@ class Coordinator:
     def _failed(self, error: KafkaError) -> None:
         """Apply the failure of a request to the transaction."""
         if isinstance(error, TransactionReinitError):
-            self._transaction.must_reinit(error)
+            self._transaction.require_reinit(error)
         else:
-            self._transaction.must_abort(
+            self._transaction.require_abort(
                 error
                 if isinstance(error, TransactionError) and error.requires_abort
                 else abortable(self._transaction, error)

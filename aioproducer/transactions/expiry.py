@@ -62,7 +62,7 @@ class Expiry:
             f"transaction_timeout_ms={limit * 1000:g}; commit sooner, or raise transaction_timeout_ms"
         )
         self._log.warning("the transaction of %r is being aborted: %s", transaction.transactional_id, cause)
-        transaction.must_abort(abortable(transaction, cause))
+        transaction.require_abort(abortable(transaction, cause))
         self._wake.set()  # the sender fails the records that were not sent
         self._calls.start("expiry", self._abort())
         return None

@@ -215,9 +215,9 @@ class CoordinatorRequests:
         if isinstance(request, OffsetFetchRequest):
             # OffsetFetch is only a query: its failure does not affect the transaction.
             return BrokerError(reason, code=code, name=name)
-        refused = self._refused(row, reason, reinit_error(code))
-        refused.__cause__ = error
-        return refused
+        rejection = self._rejection(row, reason, reinit_error(code))
+        rejection.__cause__ = error
+        return rejection
 
     def _doubt(self, conditions: set[Condition]) -> None:
         """Note that the coordinator may have carried out an attempt, or may still do so.
@@ -238,7 +238,7 @@ class CoordinatorRequests:
             return ONE_GROUP
         return None if self._transaction.is_v2 else CEILINGS_V1.get(api_key)
 
-    def _refused(self, row: Row, reason: str, kind: type[TransactionReinitError]) -> TransactionError:
+    def _rejection(self, row: Row, reason: str, kind: type[TransactionReinitError]) -> TransactionError:
         if row.action is Action.ABORT:
             return abortable(self._transaction, KafkaError(reason))
         if row.outcome is Outcome.UNKNOWN:
@@ -254,7 +254,7 @@ class CoordinatorRequests:
         """
         if IN_DOUBT <= conditions:
             return self.outcome_unknown(reason)
-        return self._refused(row, reason, kind)
+        return self._rejection(row, reason, kind)
 
     def outcome_unknown(self, reason: str) -> TransactionError:
         return reinit(

@@ -69,17 +69,17 @@ class Participant(Role):
 
     is_only_writer = False
 
-    def __init__(self, partitions: Iterable[TopicPartition], *, tells_repetitions: bool) -> None:
+    def __init__(self, partitions: Iterable[TopicPartition], *, detects_repetitions: bool) -> None:
         """Create the role.
 
         Args:
             partitions: the partitions that only this producer writes to. They never change.
-            tells_repetitions: True if the topics use CreateTime. A successful answer with a timestamp then refers to
+            detects_repetitions: True if the topics use CreateTime. A successful answer with a timestamp then refers to
                 a batch that was already in the log.
         """
         self.partitions = frozenset(partitions)
-        self._tells_repetitions = tells_repetitions
-        self.asks_leaders = not tells_repetitions
+        self._tells_repetitions = detects_repetitions
+        self.asks_leaders = not detects_repetitions
         self._refusals: dict[str, list[KafkaError | None]] = {}
 
     def check_is_own(self, topic: str, partition: int) -> None:

@@ -160,7 +160,7 @@ class Transaction:
         self.role: Role = OWNER
 
     @property
-    def refuses_records(self) -> bool:
+    def rejects_records(self) -> bool:
         """True if records that have not been sent yet will never be sent."""
         return self.state in _LOST
 
@@ -186,7 +186,7 @@ class Transaction:
         """
         if self._gate.is_open:
             return
-        if self.refuses_records and self.error is not None:
+        if self.rejects_records and self.error is not None:
             raise copy(self.error)
         if self.state is _S.IN_TRANSACTION and not self.role.may_write:
             raise IllegalStateError(
@@ -220,7 +220,7 @@ class Transaction:
             raise IllegalStateError(f"{call} needs a producer with a transactional_id")
         if self.state in allowed:
             return
-        if self.refuses_records and self.error is not None:
+        if self.rejects_records and self.error is not None:
             raise copy(self.error)
         raise self._wrong_state(call)
 
@@ -284,10 +284,10 @@ class Transaction:
             self.doubtful_offsets.setdefault(group_id, {})[place] = offset
 
     def attach(
-        self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, tells_repetitions: bool
+        self, handle: TransactionHandle, partitions: Iterable[TopicPartition], *, detects_repetitions: bool
     ) -> None:
         """Take part in a transaction that another producer began, and write only to these partitions."""
-        self.role = Participant(partitions, tells_repetitions=tells_repetitions)
+        self.role = Participant(partitions, detects_repetitions=detects_repetitions)
         self.move(_S.PARTICIPANT)
         self.is_v2 = handle.is_v2
         if not self.role.asks_leaders:
@@ -341,7 +341,7 @@ class Transaction:
             self.wanted.pop(place, None)
             self.partitions[place] = None
 
-    def must_abort(self, error: TransactionError) -> None:
+    def require_abort(self, error: TransactionError) -> None:
         """Note that the transaction can no longer be committed. The first cause is kept."""
         if self.state in _OPEN:
             self.error = error
@@ -357,9 +357,9 @@ class Transaction:
         the transaction has ended or is about to end, or if this producer is only a participant.
         """
         if number == self.number and self.state in (_S.IN_TRANSACTION, _S.RELEASING):
-            self.must_abort(abortable(self, cause))
+            self.require_abort(abortable(self, cause))
 
-    def must_reinit(self, error: TransactionError) -> None:
+    def require_reinit(self, error: TransactionError) -> None:
         """Note that this epoch can no longer be used."""
         if self.state in (_S.REINIT_REQUIRED, _S.OUTCOME_UNKNOWN, _S.FAILED_PARTICIPANT):
             return

@@ -371,6 +371,17 @@ def test_a_signal_between_two_results_raises_nothing_and_stops_the_workers():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_record_in_doubt_may_time_out_when_its_first_deadline_has_passed():
+    """With endless retries, a batch in doubt gets a later deadline. If the broker then rejects it, the result is known,
+    and the time-out is not early."""
+    result = run(plan(IDEMPOTENT, 20276855))
+
+    late = [sent for sent in result.history.sent if isinstance(sent.error, DeliveryTimeoutError)]
+    assert late
+    assert all(sent.ended_at >= sent.deadline for sent in late)
+    assert result.broken == []
+
+
 @pytest.mark.promise(
     "Observability", "metrics that brokers collect count each acknowledged record once (KIP-714)"
 )

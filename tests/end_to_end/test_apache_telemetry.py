@@ -56,7 +56,7 @@ class Received(NamedTuple):
     kind: str
     """ "last" or "more"."""
     values: dict[str, dict[str, float]]
-    """By the metrics' names without their prefix, and by the values of their attributes."""
+    """Keyed by the metric's name without its prefix, then by the values of the attributes."""
     attributes: dict[str, list[dict[str, str]]]
 
 

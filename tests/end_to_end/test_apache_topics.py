@@ -1,5 +1,5 @@
-"""A real Kafka and its topics: one of the addresses is dead; topics exist, are created by the first record, grow, or
-are deleted."""
+"""A real Kafka with a dead bootstrap address, and with topics that exist, are created by the first record, grow, or are
+deleted."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.support.read_back import Sent, assert_in_order, compare_with_log, res
 pytestmark = [pytest.mark.apache, pytest.mark.slow]
 
 LENGTH = 4
-"""Bytes of a frame before the request."""
+"""The number of bytes in a frame before the request."""
 
 
 @pytest.fixture
 def produced(monkeypatch) -> list[tuple[int, ProduceRequest]]:
-    """The Produce requests that are written, decoded from their frames, with their versions."""
+    """The versions and the decoded messages of the Produce requests that are written."""
     requests: list[tuple[int, ProduceRequest]] = []
     frame = ProduceBatches.frame
 
@@ -203,7 +203,7 @@ async def test_partitions_added_while_sending_are_used(each_kafka, topic):
         for name in range(20):
             tasks.create_task(keep_sending(producer, name))
         await asyncio.to_thread(add_partitions, each_kafka.bootstrap_servers, topic, 6)
-        # This precedes the regular metadata refresh: the unknown partition causes one.
+        # This need not wait for the regular metadata refresh: the unknown partition causes an earlier one.
         explicit = await producer.send_and_wait(topic, b"0:-2", partition=5)
     log = (await read_thrice(each_kafka, topic)).log
 
@@ -275,7 +275,7 @@ async def test_log_has_the_numbers_of_an_idempotent_producer(each_kafka, topic):
     [(producer_id, epoch)] = found.producers
     assert producer_id >= 0
     assert epoch == 0
-    # The sequences are equal to the offsets, so no number was used without being sent.
+    # The sequence numbers equal the offsets, so none was used without being sent.
     assert [batch.base_sequence for batch in found.batches[0]] == [
         batch.base_offset for batch in found.batches[0]
     ]
@@ -290,8 +290,8 @@ async def test_topic_re_created_under_the_same_name_accepts_records(each_kafka, 
         await asyncio.to_thread(delete_topic, each_kafka.bootstrap_servers, topic)
         await each_kafka.create_topic(topic)
         second = await producer.send_and_wait(topic, b"new")
-    # If the topic is sent by name, the record may arrive before the new metadata, and a new log accepts any first
-    # number (KAFKA-15591).
+    # If the request names the topic, the record may arrive before the new metadata, and a new log accepts any first
+    # sequence number (KAFKA-15591).
     log = (await read_thrice(each_kafka, topic, any_first_sequence=True)).log
 
     assert (first.offset, second.offset) == (0, 0)

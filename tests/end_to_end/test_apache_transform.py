@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.apache, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PARTITIONS = 6
 GROUP_PARTITIONS = 5
-WAIT = 120_000 * MS  # seconds; dead brokers and members are noticed long before
+WAIT = 120_000 * MS  # seconds; dead brokers and members are noticed long before that
 CASES = ("shared", "killed", "abandoned", "frozen", "broker")
 
 CONFIG = {
@@ -57,7 +57,7 @@ class Member:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.committed = 0
-        """The number of records in the commits that it has reported."""
+        """The number of records in the commits that the member has reported."""
         self._lines = asyncio.Condition()
         self._opened = 0
         self._reading = asyncio.create_task(self._read())
@@ -73,13 +73,13 @@ class Member:
                 self._lines.notify_all()
 
     async def opens(self) -> None:
-        """Wait until it has opened its next transaction."""
+        """Wait until the member has opened its next transaction."""
         async with asyncio.timeout(WAIT), self._lines:
             opened = self._opened
             await self._lines.wait_for(lambda: self._opened > opened)
 
     async def commits(self, count: int = 1) -> None:
-        """Wait until it has committed at least `count` more records."""
+        """Wait until the member has committed at least `count` more records."""
         async with asyncio.timeout(WAIT), self._lines:
             wanted = self.committed + count
             await self._lines.wait_for(lambda: self.committed >= wanted)
@@ -93,7 +93,7 @@ class Member:
         await self._reading
 
     async def stop(self) -> int:
-        """Let it end after its batch; return its exit status."""
+        """Let the member end after its batch; return its exit status."""
         if self.process.returncode is None:
             assert self.process.stdin is not None
             self.process.stdin.write(b"stop\n")
@@ -254,7 +254,7 @@ async def test_a_frozen_member_loses_its_partitions_and_can_not_commit_when_it_r
         await asyncio.gather(first.commits(100), second.commits(100))
         await first.opens()
         first.signal(signal.SIGSTOP)
-        # The second member can copy more than half of the input only after it has got all partitions.
+        # The second member can copy more than half of the input only after it has been assigned all partitions.
         await second.commits(2000)
         first.signal(signal.SIGCONT)
         await first.commits(100)

@@ -1,7 +1,7 @@
-"""Mistakes of users: each raises a specific error, with its facts in fields and a message that says what to do.
+"""User mistakes: each raises a specific error, with the facts in its fields and a message that says what to do.
 
-Other records are not affected. Wrong addresses are in test_bad_addresses.py; test_nothing_is_shown.py looks for keys,
-values and passwords in texts."""
+Other records are not affected. Wrong addresses are in test_bad_addresses.py; test_nothing_is_shown.py checks that texts
+show no keys, values or passwords."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ async def test_send_batch_rejects_anything_but_a_batch():
         assert values(cluster) == []
 
 
-# --------------------------------------------------------------------------------------------- the wrong time
+# ------------------------------------------------------------------------------------ calls at the wrong time
 
 
 @pytest.mark.parametrize(

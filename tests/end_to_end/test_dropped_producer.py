@@ -28,8 +28,7 @@ def own_tasks() -> list[str]:
 
 @contextmanager
 def dropping() -> Iterator[list[str]]:
-    """A block in which a producer is dropped, with a garbage collection at its end. Yields the list of the warnings'
-    texts."""
+    """Collect garbage after a block in which a producer is dropped. Yields a list, which gets the warnings' texts."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -198,7 +197,7 @@ async def test_a_start_that_is_discarded_with_its_loop_awaits_nothing():
         coroutine = net.brokers._dial(net.brokers._entries[-1])
         coroutine.send(None)
 
-        coroutine.close()  # RuntimeError if it awaits
+        coroutine.close()  # raises RuntimeError if it awaits something
 
         assert net.brokers.lost == 0
         for task in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -60,7 +60,7 @@ def the_plan(kind: str) -> Plan:
 )
 @pytest.mark.parametrize("kind", [IDEMPOTENT, V2])
 def test_72_hours_of_rolling_faults_leave_nothing_behind(kind, caplog):
-    caplog.set_level(logging.CRITICAL, logger="aioproducer")  # pytest keeps each line until the test ends
+    caplog.set_level(logging.CRITICAL, logger="aioproducer")  # pytest keeps each log line until the test ends
     days = Days(the_plan(kind))
 
     simulate(days.live, seed=1)
@@ -151,7 +151,7 @@ def sample(producer: Producer, seconds: float) -> Sample:
 
 
 def reachable(producer: Producer) -> Counter[str]:
-    """Count the objects that the producer keeps alive, by type, without the loop and the objects of the brokers."""
+    """Count the objects that the producer keeps alive, by type, excluding the loop and the brokers' objects."""
     strangers = (type, types.ModuleType, types.FunctionType, asyncio.AbstractEventLoop)
     found: Counter[str] = Counter()
     seen = {id(producer)}

@@ -1,4 +1,4 @@
-"""Brokers other than Kafka: Azure Event Hubs closes the connection on unknown versions, and answers acks=0."""
+"""Brokers other than Kafka: Azure Event Hubs closes connections on unknown versions, and answers acks=0 requests."""
 
 from __future__ import annotations
 

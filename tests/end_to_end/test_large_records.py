@@ -20,9 +20,9 @@ from tests.conftest import MS
 from tests.support.producing import producing, quick_producer, results, until, values, within
 
 HUNDRED_MIB = 100 * 1024 * 1024 - 4096
-"""Bytes; with its request, the largest value that a broker accepts (socket.request.max.bytes)."""
+"""The largest value, in bytes, whose request a broker accepts (socket.request.max.bytes)."""
 LONGEST_TURN = 0.05
-"""The limit of a turn, in seconds of CPU time of the loop's thread."""
+"""The longest permitted turn, in CPU seconds of the loop's thread."""
 LARGE_TOO = {
     "max_request_size": 8 * LARGE_RECORD,
     "buffer_memory": 64 * LARGE_RECORD,
@@ -85,7 +85,7 @@ async def test_a_record_of_100_mib_does_not_block_the_loop(servers, topic, compr
 
 
 async def _longest_turn(producer: Producer, topic: str, value: bytes) -> float:
-    """Return the CPU seconds of the longest turn from the call of send to the acknowledgement."""
+    """Return the CPU seconds of the longest turn between the call of send and the acknowledgement."""
     loop = asyncio.get_running_loop()
     longest = 0.0
     last = time.thread_time()

@@ -83,7 +83,7 @@ def shape(line: str) -> str:
 
 
 def scenario(event: str, times: int = 1, *, in_real_time: bool = False) -> Callable[[Scenario], Scenario]:
-    """Register the scenario in which the line of a row appears this many times."""
+    """Register the scenario for an event's row, whose line appears this many times."""
 
     def keep(play: Scenario) -> Scenario:
         SCENARIOS[event] = Played(play, times, in_real_time)
@@ -116,7 +116,7 @@ UNLISTED = {
     "the abort of a TransformLoop's batch is being repeated": OF_LOOPS,
     "a TransformLoop is waiting for the committed offsets": OF_LOOPS,
 }
-"""The log calls without a row, by the beginning of their text, with the reason."""
+"""The reasons why log calls have no row, keyed by the beginning of their text."""
 ROOMS_WITHOUT_ROWS = {
     "spark": "Spark's driver and tasks, with the log of docs/spark.md",
     "testing": "the test clusters",
@@ -198,7 +198,7 @@ def test_the_line_of_each_row_is_logged_at_its_level_and_as_often_as_expected(ro
     levels = [
         record.levelname
         for record in caplog.records
-        # the text as it was written: a producer in it may change its state later
+        # the text as it was logged: formatted again, it could show a producer in a later state
         if shape(record.message.removeprefix("[producer aioproducer] ")) == shape(row.line)
     ]
     assert levels == [row.level] * times, "\n".join(lines)
@@ -337,7 +337,7 @@ async def play_blocked() -> None:
         for _ in range(2):
             delivery = await producer.send("orders", b"v")
             await asyncio.sleep(0)
-            time.sleep(1.3)  # noqa: ASYNC251  # like blocking code
+            time.sleep(1.3)  # noqa: ASYNC251  # imitates blocking code
             await delivery
 
 
@@ -454,13 +454,13 @@ async def play_end_of_block() -> None:
 async def play_unclosed() -> None:
     async with producing(topics={"orders": 1}, **{**SLOW, "linger_ms": 1000}) as (_, producer):
         await producer.send("orders", b"v")
-        for task in producer._tasks:  # as the end of asyncio.run() does
+        for task in producer._tasks:  # as asyncio.run() does at its end
             task.cancel()
         await asyncio.sleep(0.1)
 
 
 async def with_a_blocking_producer(use: Callable[[EmbeddedCluster, blocking.Producer], None]) -> None:
-    """Let a thread use a started blocking producer."""
+    """Call `use` in a thread, with a started blocking producer."""
     async with EmbeddedCluster(1, topics={"orders": 1}) as cluster:
         producer = blocking.Producer(cluster.bootstrap_servers, linger_ms=0)
         await asyncio.to_thread(producer.start)
@@ -552,7 +552,7 @@ class Forgetful:
 
 
 class Async:
-    """An interceptor and a hook that can't be awaited."""
+    """An interceptor and a hook that are async, which is not supported."""
 
     async def on_acknowledgement(self, _: Any) -> None: ...
 
@@ -656,7 +656,7 @@ async def play_certificates() -> None:
             settings = {"security_protocol": "SSL", "ssl_truststore_location": str(path)}
             async with quick_producer(cluster, **settings) as producer:
                 path.write_text("half of it")
-                await producer.send_and_wait("orders", b"v")  # on another connection than the metadata
+                await producer.send_and_wait("orders", b"v")  # not on the connection for metadata
 
 
 @scenario("credentials cannot be renewed", 2)

@@ -1,5 +1,4 @@
-"""Several producers on several event loops, in several threads at the same time: they share no state of the
-package."""
+"""Producers on several event loops, in several threads at the same time, share no state of the package."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Placed = dict[bytes | None, set[int]]
 
 
 def placed(cluster: EmbeddedCluster, topic: str) -> Placed:
-    """Return the partitions of the log that contain each key."""
+    """Return, for each key, the partitions whose logs contain it."""
     found: Placed = defaultdict(set)
     for partition in range(PARTITIONS):
         for record in cluster.records(topic, partition):
@@ -94,7 +94,7 @@ def produce_with_librdkafka(servers: str, partitioner: str, keys: list[bytes | N
             "bootstrap.servers": servers,
             "partitioner": partitioner,
             "linger.ms": 1,
-            "sticky.partitioning.linger.ms": 0,  # choose a partition for each record without a key
+            "sticky.partitioning.linger.ms": 0,  # choose a new partition for each record without a key
         }
     )
     for key in keys:
@@ -155,7 +155,7 @@ async def test_the_name_murmur2_spreads_records_without_a_key_as_java_does_and_l
     assert len((await placed_by_us(keys, partitioner="murmur2", batch_size=1))[None]) > 1
     theirs = await placed_by_librdkafka(keys, "murmur2")
     assert len(theirs[None]) == 1
-    # The exact equivalent of librdkafka's is a callable.
+    # The exact equivalent of librdkafka's partitioner is a callable.
     assert await placed_by_us(keys, partitioner=Hashed(murmur2_partition)) == theirs
 
 
@@ -169,7 +169,7 @@ async def test_partitioners_with_names_can_also_be_passed_as_callables():
 
 
 async def produce_with_java(version: str, servers: str, keys: list[bytes], directory: Path) -> str:
-    """Feed the keys to Kafka's console producer, which runs on this version of the client; return its log."""
+    """Feed the keys to Kafka's console producer, with this version of the client; return the producer's log."""
     children = ChildProcesses()
     try:
         client = await class_path(version, children, directory / "jars.log")

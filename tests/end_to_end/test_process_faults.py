@@ -1,5 +1,5 @@
-"""Faults of a producer's process: killed in the middle of a transaction, stopped, without file descriptors, ended
-with records in flight; and the cost of many producers and many waiting calls."""
+"""A producer's process that is killed in a transaction, stopped, out of file descriptors, or ended with records in
+flight; and the cost of many producers and many waiting calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ END_TXN, PRODUCE = ApiKey.END_TXN, ApiKey.PRODUCE
 
 @asynccontextmanager
 async def client(cluster: EmbeddedCluster, script: str) -> AsyncIterator[Process]:
-    """A process that runs a script with a started `producer`; the script writes and reads lines with `say` and
-    `hear`."""
+    """A process that runs a script as `main(servers)`; the script writes and reads lines with `say` and `hear`."""
     whole = f"""
 import asyncio, os, sys
 sys.path[:] = {sys.path!r}

@@ -336,7 +336,7 @@ async def test_metrics_count_nodes_buffer_batches_retries_and_errors():
         assert node.bytes_sent > 300
         assert node.bytes_received > 200
         assert node.latency.count >= 5
-        assert 0 <= node.latency.p50 < 1  # uvloop's clock counts milliseconds
+        assert 0 <= node.latency.p50 < 1  # uvloop's clock has a resolution of 1 ms
         assert node.throttle_time == 0
         release.set()
 

@@ -283,7 +283,7 @@ async def test_a_batch_of_records_that_ended_by_their_own_timeout_is_not_sent_ag
         release.set()
         await within(2, producer.send_and_wait("t", b"next"))
         assert produce_count(cluster) == requests + 1
-        # The held request may still be handled, though its connection is closed.
+        # The held request may still be handled, although its connection is closed.
         assert values(cluster) in ([b"next"], [b"late"] * 3 + [b"next"])
 
 

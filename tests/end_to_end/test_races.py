@@ -1,4 +1,4 @@
-"""Events during the life of a record: its topic changes, other code runs in between, its neighbours end."""
+"""Events during the life of a record: its topic changes, other code runs in between, or neighbouring records end."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_code_that_runs_while_a_batch_is_opened_may_append_to_the_same_par
         inner: list[Any] = []
 
         def enqueue_and_append(queue: Any, batch: Any) -> None:
-            # Imitates the collector or a signal handler, which may run Python code at any allocation.
+            # Imitates the garbage collector or a signal handler, which may run Python code at any allocation.
             enqueue(queue, batch)
             if not inner:
                 inner.append(None)
@@ -201,7 +201,7 @@ async def test_a_close_by_the_user_and_one_by_an_ended_task_are_the_same():
         broken = asyncio.ensure_future(_broken())
         await asyncio.wait([broken])
         closing = asyncio.ensure_future(producer.close(timeout=0))
-        await asyncio.sleep(0)  # close() has begun, its _close() has not
+        await asyncio.sleep(0)  # close() has begun, but its task has not
 
         _task_ended(weakref.ref(producer), broken)
 
@@ -219,7 +219,7 @@ async def test_a_throttle_that_ends_between_two_readings_of_the_clock_is_checked
         entry = producer._brokers._entries[0]
         before = loop.time()
         entry.connection.throttled_until = before + 1e-6
-        while loop.time() <= before + 1e-6:  # microseconds
+        while loop.time() <= before + 1e-6:  # for a microsecond
             pass
 
         assert producer._brokers.retry_at(0, before) == before + 1e-6

@@ -145,7 +145,7 @@ def test_the_log_and_the_metrics_show_what_the_page_names(title, caplog):
     for where, what in sections()[title]:
         if where == "metrics":
             names = {"metrics": _Lenient(metrics)}
-            assert eval(what, {}, names), what  # our own page
+            assert eval(what, {}, names), what  # from our own page
         else:
             assert any(level == where and what in line for level, line in lines), what
 

@@ -1,4 +1,4 @@
-"""confluent-kafka's serializers for Avro, JSON Schema and Protobuf: round trips, failures of the registry, the loop."""
+"""confluent-kafka's serializers for Avro, JSON Schema and Protobuf: round trips, registry failures, and the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMPATIENT = {"max.retries": 0, "timeout": 10_000 * MS}
 
 
 async def either(result):
-    """Await the result of an async serializer or deserializer; return any other."""
+    """Return the result of a serializer or deserializer, awaited if it is async."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -351,7 +351,7 @@ async def test_the_loop_goes_on_turning_while_the_registry_is_down(format_name, 
         await client.aclose()
     closed.release()
 
-    assert turns >= 10  # a loop that is blocked in the pause turns twice
+    assert turns >= 10  # a loop that is blocked during the pause would turn twice
 
 
 async def test_tasks_that_send_a_schema_for_the_first_time_ask_the_registry_once():
@@ -367,7 +367,7 @@ async def test_tasks_that_send_a_schema_for_the_first_time_ask_the_registry_once
 
 
 async def test_a_sync_serializer_blocks_the_loop_until_the_registry_answers():
-    """docs/schemas.md says so, and recommends async serializers."""
+    """docs/schemas.md warns of this, and recommends async serializers."""
     with scripted_registry() as registry:
         registry.may_answer.clear()
         registry.patience = 0.1

@@ -55,7 +55,7 @@ async def test_keys_and_values_are_read_back_by_an_async_deserializer(
                 await producer.send_and_wait(topic, format_.value, format_.value)
             records = cluster.records(topic)
 
-    # Apicurio 3.3.3 fails to return the Protobuf schemas of confluent-kafka: the reader has to know them already.
+    # Apicurio 3.3.3 fails to return the Protobuf schemas of confluent-kafka, so the reader has to know them already.
     if format_name == "Protobuf":
         learning = await format_.async_serializer(client)
         for field in ("value", "key"):

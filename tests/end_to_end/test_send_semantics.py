@@ -1,4 +1,4 @@
-"""The semantics of `send`, its delivery and their cancellation: never half done, never twice, first come, first
+"""The semantics of `send`, of its delivery, and of cancelling either: never half done, never twice, first come, first
 served."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINGERING = {"linger_ms": 60_000, "delivery_timeout_ms": 120_000}
 
 
 def large(number: int) -> bytes:
-    """Return a value; four of them fill the buffer."""
+    """Return a value so large that four of them fill the buffer."""
     return b"%d" % number + b" " * (LARGE - len(b"%d" % number))
 
 

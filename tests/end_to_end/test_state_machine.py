@@ -67,7 +67,7 @@ PASSING_AT_THE_END: dict[str, dict[str, Any]] = {
 
 
 class Model:
-    """The guarantees of a producer: numbers of records, by partition, in the order of `send`."""
+    """A producer's guarantees, in terms of record numbers, by partition and in the order of `send`."""
 
     def __init__(self, *, has_transactions: bool) -> None:
         self.has_transactions = has_transactions
@@ -239,7 +239,7 @@ class ProducerMachine(RuleBasedStateMachine):
     def abort(self) -> None:
         with self.expected({"ready": IllegalStateError}.get(self.model.state)):
             self.run(self.producer.abort_transaction())
-            self.run(asyncio.sleep(2))  # until what was in flight is answered
+            self.run(asyncio.sleep(2))  # until the requests in flight are answered
             self.nothing_is_buffered()
             assert all(delivery.done() for _, _, delivery in self.deliveries)
             for _, _, delivery in self.deliveries:

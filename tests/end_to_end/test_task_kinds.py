@@ -20,7 +20,7 @@ from tests.support.producing import producing, results, values, within
 async def test_in_debug_mode_records_are_sent_without_a_warning(caplog):
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    # Seconds: shared machines sometimes pause for a while.
+    # Seconds; this long, because shared machines sometimes pause for a while.
     loop.slow_callback_duration = 30.0
     settings = {"linger_ms": 1, "request_timeout_ms": 3_000_000 * MS}
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING, "asyncio"):

@@ -26,12 +26,12 @@ from tests.support.oracle import OracleRecord, encode_records
 THREADS = 4
 IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 ROUNDS = 200 if IS_FREE_THREADED else 10
-"""With the GIL, a spinning thread keeps the others from running."""
+"""Few with the GIL, because a spinning thread then keeps the others from running."""
 
 
 @pytest.fixture
 def together() -> Iterator[Callable[[Callable[[int], object]], list[object]]]:
-    """Runs a function in several threads that begin at the same time, and passes it the thread's number."""
+    """Runs a function in several threads that start at the same time, and passes it the thread's number."""
     with ThreadPoolExecutor(THREADS) as threads:
 
         def run(function: Callable[[int], object]) -> list[object]:

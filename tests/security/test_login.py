@@ -190,7 +190,7 @@ async def test_a_token_that_a_broker_refused_is_not_used_again():
     calls = []
     login = login_of(lambda: calls.append(1) or OAuthToken("token", 3600.0))
     await login.mechanism("broker")
-    login.refused()
+    login.forget_token()
     await login.mechanism("broker")
 
     assert len(calls) == 2

@@ -280,7 +280,7 @@ async def test_without_a_producer_id_only_batches_that_have_no_numbers_fail():
     error = ProducerClosed("no id")
     opened, closed, numbered, in_flight = stage.each()
 
-    stage.giving_up.refuse_unnumbered(error)
+    stage.giving_up.fail_unnumbered(error)
 
     for delivery in (opened, closed):
         assert delivery.exception().outcome is Outcome.NOT_PERSISTED
@@ -297,7 +297,7 @@ async def test_without_a_producer_id_a_batch_in_flight_that_has_no_numbers_waits
     delivery = stage.in_flight(0)
     delivery.batch.number(None, -1)
 
-    stage.giving_up.refuse_unnumbered(ProducerClosed("no id"))
+    stage.giving_up.fail_unnumbered(ProducerClosed("no id"))
 
     assert not delivery.done()
 

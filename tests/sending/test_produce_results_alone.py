@@ -63,7 +63,7 @@ class Stage:
         self.metrics = core.metrics
         self.transaction = Transaction("tx" if version else None, Gate())
         if is_participant:
-            self.transaction.role = Participant([], tells_repetitions=True)
+            self.transaction.role = Participant([], detects_repetitions=True)
             self.transaction.move(TransactionState.PARTICIPANT)
             self.transaction.is_v2 = version == 2
         elif version:

@@ -81,7 +81,7 @@ def refusal(code):
 
 async def test_an_id_is_requested_without_a_transactional_id_and_kept():
     stage = Stage(GIVEN)
-    assert (stage.source.was_asked, stage.source.last_error, stage.source.refused) == (False, None, None)
+    assert (stage.source.was_asked, stage.source.last_error, stage.source.rejection) == (False, None, None)
 
     await stage.ask()
 
@@ -124,7 +124,7 @@ async def test_transient_errors_are_retried_with_a_growing_back_off(answer, name
     assert pauses == [(0.007, 0.008, 0), (0.007, 0.008, 1), (0.007, 0.008, 2)]
     assert stage.metrics.errors == {name: 3}
     assert stage.source.last_error is None
-    assert stage.source.refused is None
+    assert stage.source.rejection is None
 
 
 async def test_the_last_error_is_kept_until_an_id_was_obtained():
@@ -134,7 +134,7 @@ async def test_the_last_error_is_kept_until_an_id_was_obtained():
     await asyncio.wait_for(stage.brokers.is_at_the_end.wait(), 5000 * MS)
 
     assert str(stage.source.last_error) == "second"
-    assert stage.source.refused is None
+    assert stage.source.rejection is None
     await stage.source.close()
 
 
@@ -152,7 +152,7 @@ async def test_a_permanent_error_ends_the_task_until_the_next_request(answer, pa
 
     await stage.ask()
 
-    assert stage.source.refused is stage.source.last_error is not None
+    assert stage.source.rejection is stage.source.last_error is not None
     assert stage.idempotence.identity is None
     assert pauses == []
     await stage.ask()
@@ -165,7 +165,7 @@ async def test_the_error_of_a_rejected_request_names_the_code_and_the_fix():
 
     await stage.ask()
 
-    error = stage.source.refused
+    error = stage.source.rejection
     assert isinstance(error, BrokerError)
     assert (error.code, error.name) == (31, "CLUSTER_AUTHORIZATION_FAILED")
     assert "CLUSTER_AUTHORIZATION_FAILED; grant IDEMPOTENT_WRITE" in str(error)

@@ -98,7 +98,7 @@ class Stage:
         )
         sender._giving_up = SimpleNamespace(
             expire_overdue=lambda now: self.late,
-            refuse_unnumbered=self._noting("refuse_unnumbered"),
+            fail_unnumbered=self._noting("fail_unnumbered"),
             abort_unsent=self._noting("abort_unsent"),
             abort_all=self._noting("abort_all"),
         )
@@ -160,7 +160,7 @@ async def test_without_a_producer_id_the_waiting_records_are_refused_once():
     error = stage.ids.refused = KafkaError("no id")
     stage.run()
     stage.run()
-    assert stage.named("refuse_unnumbered") == [("refuse_unnumbered", error)]
+    assert stage.named("fail_unnumbered") == [("fail_unnumbered", error)]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ async def test_a_transaction_sends_everything_in_one_pass(monkeypatch):
 
 async def test_the_first_request_of_a_participant_to_a_node_has_all_its_buffered_batches(monkeypatch):
     stage = Stage((0, 0), transactional_id="tx", linger_ms=60_000, batch_size=1000)
-    stage.transaction.role = Participant([], tells_repetitions=False)
+    stage.transaction.role = Participant([], detects_repetitions=False)
     stage.in_transaction(TransactionState.PARTICIPANT)
     hurried = []
     hurry = stage.bench.accumulator.hurry_node

@@ -30,8 +30,8 @@ def test_an_omitted_setting_has_its_default():
 
 
 def test_a_setting_of_a_file_is_named_with_its_place_and_a_keyword_is_not():
-    assert unsettled({"linger_ms": FILE}, linger_ms=7).said("linger_ms") == f"linger_ms=7 ({FILE})"
-    assert unsettled(linger_ms=7).said("linger_ms") == "linger_ms=7"
+    assert unsettled({"linger_ms": FILE}, linger_ms=7).as_text("linger_ms") == f"linger_ms=7 ({FILE})"
+    assert unsettled(linger_ms=7).as_text("linger_ms") == "linger_ms=7"
 
 
 def test_none_counts_as_omitted_where_none_is_the_default():
@@ -48,7 +48,7 @@ def test_a_malformed_value_is_refused_with_its_place():
 
 def test_a_derived_value_names_its_source():
     found = unsettled(acks=1)
-    found.derive("enable_idempotence", False, found.said("acks"))
+    found.derive("enable_idempotence", False, found.as_text("acks"))
 
     assert found["enable_idempotence"] is False
     assert found.origins["enable_idempotence"] == "derived because acks=1"
@@ -103,7 +103,7 @@ def test_a_keyword_overrides_a_contradicting_setting_of_a_source_and_the_check_r
 
     def check(settings: UnsettledSettings) -> None:
         if settings["acks"] != -1:
-            raise settings.refused("acks", "contradicts it", against=("enable_idempotence",))
+            raise settings.error_for("acks", "contradicts it", against=("enable_idempotence",))
 
     assert found.attempt(check)
     assert (found["acks"], found.origins["acks"]) == (-1, DEFAULT)
@@ -115,7 +115,7 @@ def test_a_contradiction_within_a_source_or_between_keywords_is_a_mistake(origin
     found = unsettled(origins, acks=1, enable_idempotence=True)
 
     def check(settings: UnsettledSettings) -> None:
-        raise settings.refused("acks", "contradicts it", against=("enable_idempotence",))
+        raise settings.error_for("acks", "contradicts it", against=("enable_idempotence",))
 
     assert not found.attempt(check)
     with pytest.raises(ConfigError, match="contradicts it") as caught:

@@ -1,4 +1,4 @@
-"""The transactional calls of the user are counted by their kind; those of the producer itself are not counted."""
+"""The user's transactional calls are counted by kind; the calls that the producer makes itself are not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transactional calls of a user, v1 and v2, on the embedded cluster: all or nothing, whatever happens."""
+"""A user's transactional calls, v1 and v2, on the embedded cluster: all or nothing, whatever happens."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def test_the_finalized_feature_and_not_the_advertised_versions_selects_the
     "the finalized feature selects transactions v1 or v2, and v1 limits the request versions (KIP-890)",
 )
 async def test_a_transaction_begun_without_a_connection_uses_the_clusters_level(version):
-    """Idle connections are closed, even by the brokers, while an application waits for its next transaction."""
+    """While an application waits for its next transaction, its idle connections are closed, by the brokers too."""
     async with transactional(version, topics={"t": 1}) as (cluster, producer):
         for number in range(2):
             await cluster.close_connections(0)
@@ -450,7 +450,7 @@ async def test_a_second_producer_of_the_same_id_fences_the_first(version):
             await first.send("t", b"too late", partition=0)
             with pytest.raises((ProducerFencedError, TransactionAbortableError)) as caught:
                 await first.commit_transaction()
-            if caught.value.requires_abort:  # with v2, the answer to the abort decides
+            if caught.value.requires_abort:  # with v2, only the abort shows that it was fenced
                 with pytest.raises(ProducerFencedError):
                     await first.abort_transaction()
             with pytest.raises(ProducerFencedError, match="init_transactions"):
@@ -488,7 +488,7 @@ async def _send_in_a_group(producer):
 )
 @pytest.mark.parametrize("rest", FENCED_BLOCKS.values(), ids=FENCED_BLOCKS)
 async def test_a_block_of_a_fenced_producer_raises_producer_fenced_error(version, rest, caplog):
-    """With v2 the rejected record alone could also mean a time-out; the answer to the abort decides."""
+    """With v2, the rejected record alone could also mean a time-out; the answer to the abort shows which it was."""
     async with transactional(version) as (cluster, first):
         with pytest.raises(ProducerFencedError) as caught:  # noqa: PT012  # the whole block is what is tested
             async with first.transaction():
@@ -726,7 +726,7 @@ ENDINGS = ["commit_transaction", "abort_transaction", "fence_transaction"]
 async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when_it_is_made_again(
     version, name
 ):
-    """The caller cannot know whether the call is still running. After it has seen the success, a second call fails."""
+    """The caller cannot know whether the call is still running. The next call reports its success; a third fails."""
     async with transactional(version) as (cluster, producer):
         hold = asyncio.Event()
         fault = cluster.faults.add(INIT if name.startswith("fence") else END_TXN, hold=hold)
@@ -754,7 +754,7 @@ async def test_a_call_that_succeeded_after_its_caller_was_cancelled_returns_when
     "a cancelled block is aborted, a cancelled commit ends first, and a cancelled call goes on",
 )
 async def test_a_second_commit_after_a_success_is_rejected(version):
-    """No transaction is open, so the call is probably a mistake and not a repetition. Java's producer does the same."""
+    """No transaction is open, so the call is probably a mistake, not a repetition. Java's producer rejects it too."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send("t", b"1", partition=0)
@@ -902,7 +902,7 @@ async def test_a_transactional_producer_starts_uninitialized():
     await producer.close()
 
 
-# ------------------------------------------------------------------------------------------------ each of the calls
+# ------------------------------------------------------------------------------------------------ all calls
 
 
 ARGUMENTS = {

@@ -1,4 +1,4 @@
-"""The use of aiokafka's and confluent-kafka's consumers by a loop, with substitutes that follow a script."""
+"""A loop's use of aiokafka's and confluent-kafka's consumers, tested with scripted substitutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBERSHIP = ConsumerGroupMetadata("g", 3, "me", None)
 
 
 class Known(Positions):
-    """Committed offsets, which the test sets."""
+    """Committed offsets that the test sets."""
 
     def __init__(self, **committed: int) -> None:
         self.committed = {TopicPartition("in", int(name[1:])): offset for name, offset in committed.items()}

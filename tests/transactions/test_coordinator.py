@@ -1,4 +1,4 @@
-"""The remote half of a transaction: answers about partitions, and the end of the transaction."""
+"""A transaction's requests to its coordinator: their answers, a new producer epoch, unseen successes, and close()."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GROUP = ConsumerGroupMetadata("g")
 
 
 class Cluster:
-    """Stub brokers that answer each transactional request; offsets get one code for each partition."""
+    """Stub brokers that answer each transactional request; the error code of each partition's offset can be set."""
 
     def __init__(self) -> None:
         self.asked: list[ApiKey] = []
@@ -417,7 +417,7 @@ async def test_a_transaction_that_fails_while_an_epoch_is_obtained_is_not_export
 
     async def fail_meanwhile(*arguments, **settings):
         await new_epoch(*arguments, **settings)
-        begun.transaction.must_abort(TransactionAbortableError("a record failed"))
+        begun.transaction.require_abort(TransactionAbortableError("a record failed"))
 
     begun.coordinator._new_epoch = fail_meanwhile
 
@@ -722,7 +722,7 @@ async def test_an_abort_during_which_the_producer_is_fenced_raises_that_error(mo
     fenced = TransactionReinitError("a record was fenced")
 
     async def settled():
-        begun.transaction.must_reinit(fenced)
+        begun.transaction.require_reinit(fenced)
 
     monkeypatch.setattr(begun.coordinator, "_settled", settled)
 

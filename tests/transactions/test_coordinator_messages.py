@@ -1,4 +1,4 @@
-"""The coordinator's requests about offsets, and the error code that decides about an answer."""
+"""The coordinator's requests about offsets, and the most severe error code of an answer."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_most_severe_code_decides():
 @pytest.mark.parametrize(
     ("worst", "answer", "milder", "graver"),
     [
-        # If one partition is rejected, the others were only not attempted.
+        # If one partition is rejected, the others are merely not attempted.
         (
             worst_of_partitions,
             joined,

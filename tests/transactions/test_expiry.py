@@ -48,7 +48,7 @@ async def test_an_open_transaction_is_aborted_before_the_brokers_would(version):
         took = loop.time() - began
         await until(lambda: cluster.requests_of(END_TXN))
 
-        # uvloop's timers count in milliseconds, and can fire up to one too early.
+        # uvloop's timers have a resolution of 1 ms, and can fire up to 1 ms too early.
         assert took >= 398 * MS
         for call in (
             lambda: producer.send("t", b"2", partition=0),
@@ -92,7 +92,7 @@ async def test_buffered_records_fail_with_the_reason(version):
     "Transactions", "a transaction near its time-out is aborted by the producer, unless a commit is under way"
 )
 async def test_the_timeout_counts_from_the_first_request_of_the_transaction(version):
-    """Before that, the coordinator does not know the transaction, and an application may wait for its input."""
+    """Until then, the coordinator does not know the transaction, and the application may be waiting for input."""
     async with transactional(version) as (cluster, producer):
         await producer.begin_transaction()
         assert producer._coordinator.expiry.watch(FAR_OFF) is None
@@ -247,7 +247,7 @@ async def test_a_failed_transaction_that_the_user_does_not_abort_is_aborted_for_
     begun = Begun()
     await begun.send_offsets()
     begun.coordinator.expiry.watch(200.0)
-    begun.transaction.must_abort(TransactionAbortableError("a record failed"))
+    begun.transaction.require_abort(TransactionAbortableError("a record failed"))
     begun.cluster.asked.clear()
 
     assert begun.coordinator.expiry.watch(207.9) == 200.0 + LONGEST_OPEN * 10
@@ -299,7 +299,7 @@ async def test_a_fence_replaces_an_abort_for_the_timeout_that_was_not_sent_yet(v
     sending = asyncio.ensure_future(begun.send_offsets())
     await turns()
     begun.cluster.asked.clear()
-    begun.coordinator.expiry.watch(208.1)  # its abort waits for the answer about the offsets
+    begun.coordinator.expiry.watch(208.1)  # the abort waits for the answer about the offsets
     await turns()
 
     fencing = asyncio.ensure_future(begun.coordinator.fence())

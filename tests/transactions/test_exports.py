@@ -1,4 +1,4 @@
-"""Transactions exported to other producers: each partition has one writer, and no record is lost between two."""
+"""Transactions exported to other producers: each partition has one writer, and no record is lost between writers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def participant(cluster, handle, partition):
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_a_partition_that_the_owner_has_written_to_cannot_be_exported(version):
-    """A participant would begin with the owner's first sequence number: its records would count as duplicates."""
+    """A participant would begin with the owner's first sequence number, so its records would seem to be duplicates."""
     async with transactional(version) as (cluster, owner):
         await owner.begin_transaction()
         await owner.send_and_wait("t", b"1", partition=0)
@@ -136,7 +136,7 @@ async def test_a_partition_is_not_exported_if_the_owner_sent_a_record_while_it_j
 
 
 async def test_an_exported_v2_transaction_without_records_can_only_be_aborted():
-    """The coordinator does not know the transaction, and answers as for one that has timed out."""
+    """The coordinator does not know the transaction, and answers as if it had timed out."""
     async with transactional(2) as (cluster, owner):
         await owner.begin_transaction()
         await owner.export_transaction(PLACES[:1])
@@ -151,7 +151,7 @@ async def test_an_exported_v2_transaction_without_records_can_only_be_aborted():
 
 
 async def test_an_exported_v1_transaction_without_records_is_committed():
-    """The transaction's partitions joined when it was exported."""
+    """The exported partitions have joined the transaction, so the coordinator knows it."""
     async with transactional(1) as (_, owner):
         await owner.begin_transaction()
         await owner.export_transaction(PLACES[:1])
@@ -196,7 +196,7 @@ async def test_participants_retry_transient_errors(version):
 async def test_a_partition_that_the_owner_wrote_to_in_an_earlier_transaction_is_exported_under_a_new_epoch(
     version, timestamps
 ):
-    """With v1 both transactions had the same epoch: the broker took the participant's record for the owner's first."""
+    """In one v1 epoch for both, the broker would take the participant's record for the owner's first one."""
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         cluster.create_topic("t", 1, config={"message.timestamp.type": timestamps})
         async with owner.transaction():
@@ -237,7 +237,7 @@ async def test_a_partition_of_an_earlier_transaction_is_not_exported_once_the_tr
 
 @pytest.mark.parametrize("first", ["offsets", "export"])
 async def test_offsets_are_committed_whether_an_export_is_called_just_before_or_just_after(first):
-    """Both calls are made in the same turn of the loop, before the coordinator has heard of either."""
+    """Both calls are made in the same turn of the loop, before either request reaches the coordinator."""
     async with transactional(1) as (cluster, owner):
         async with owner.transaction():
             await owner.send("t", b"1", partition=0)

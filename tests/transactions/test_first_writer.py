@@ -1,4 +1,4 @@
-"""Tests of a participant's query, before its first record, for other writers in the transaction."""
+"""A participant's check for other writers in the transaction, made before its first record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_second_writer_of_a_topic_with_log_append_time_is_rejected_befor
 
 @pytest.mark.promise("Transactions", "a partition has one writer in a transaction")
 async def test_participants_with_the_same_partitions_write_to_different_ones(version):
-    """Only the rows show the partitions of a participant, as with Spark's tasks."""
+    """Each participant may write to any partition, like a Spark task; only its records show which ones it uses."""
     async with transactional(version, topics={"other": 1}) as (cluster, owner):
         handle = await begun(cluster, owner)
         for partition in range(2):
@@ -152,7 +152,7 @@ async def test_without_an_answer_nothing_is_written(version, fault, text):
 
 
 class Alone:
-    """The check of one participant, with a cluster of which it knows only the leader of each partition, if any."""
+    """One participant's check, on a cluster whose partitions have this leader, or are unknown if it is None."""
 
     def __init__(self, leader: int | None) -> None:
         self.leader = leader
@@ -193,7 +193,7 @@ async def test_partitions_without_a_leader_are_waited_for_until_max_block(leader
     assert caught.value.transactional_id == "tx"
     assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.01)
     pauses = [later - earlier for earlier, later in pairwise(alone.updates)]
-    assert 0.08 <= pauses[0] <= 0.12  # retry_backoff_ms, +-20 %, and then twice as long each time
+    assert 0.08 <= pauses[0] <= 0.12  # retry_backoff_ms +-20 %, then doubled each time
     assert 0.16 <= pauses[1] <= 0.24
     assert 0.32 <= pauses[2] <= 0.48
 

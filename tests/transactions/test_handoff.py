@@ -197,7 +197,7 @@ async def test_the_first_batches_of_all_partitions_of_a_broker_are_sent_in_one_r
 
 
 async def test_a_broker_that_cannot_verify_a_partition_yet_is_asked_again(version):
-    """Error 19 with that message is unrelated to replicas."""
+    """NOT_ENOUGH_REPLICAS with the message of a failed verification has nothing to do with replicas."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         async with owner.transaction() as transaction:
             handle = await transaction.export(PLACES)
@@ -277,8 +277,7 @@ async def test_an_exported_transaction_is_ended_at_the_coordinator_although_the_
             async with participant(cluster, handle, PLACES) as producer:
                 await producer.send("t", b"1", partition=0)
 
-        # With v1, an abort follows: it verifies that the epoch is still the producer's
-        # before the next one is taken.
+        # With v1, an abort follows. It verifies that the epoch is still the producer's before a new one is requested.
         assert ends(cluster) == ([True] if version == 2 else [True, False])
         assert committed(cluster) == [1]
 

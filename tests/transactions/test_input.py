@@ -1,4 +1,4 @@
-"""Transactional calls with malformed arguments in the wrong state raise the error of the state."""
+"""Transactional calls in the wrong state raise the error of the state, even if their arguments are malformed."""
 
 from __future__ import annotations
 

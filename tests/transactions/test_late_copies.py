@@ -1,6 +1,6 @@
-"""A late copy of an unanswered request, which arrives after its repetition, changes no later transaction.
+"""A late copy of an unanswered request, which arrives after the retry, does not change a later transaction.
 
-The exception is a late InitProducerId: it aborts the open transaction, and the producers say so."""
+The exception is a late InitProducerId: it aborts the open transaction, and the producers report that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def version(request):
 
 
 class Late:
-    """The first request of an API, which the broker has read but does not carry out before `arrives()`."""
+    """The first request of an API, which the broker has read but does not carry out until `arrives()` is called."""
 
     def __init__(self, cluster, api):
         self._cluster = cluster
@@ -87,7 +87,7 @@ async def test_late_offsets_of_one_transaction_are_not_committed_with_the_next(v
     "api", [ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, PRODUCE, END_TXN], ids=lambda api: api.name
 )
 async def test_with_v1_any_request_that_was_not_answered_is_followed_by_a_new_epoch(api, how):
-    """Otherwise the copy would begin a transaction that its producer does not know, or change its next one."""
+    """Otherwise, the copy would begin a transaction that the producer does not know of, or change its next one."""
     async with late(1, api) as (cluster, producer, copy):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -135,8 +135,8 @@ async def test_with_v1_a_request_for_an_epoch_that_comes_too_late_aborts_a_succe
 ):
     """The successor takes over after the abort that checks the epoch, and begins before InitProducerId arrives.
 
-    The coordinator aborts an open transaction before it compares epochs. Then neither producer has the transactional
-    id, but both know what is committed.
+    The coordinator aborts an open transaction before it compares epochs. Afterwards, neither producer owns the
+    transactional id, but both know what is committed.
     """
     async with transactional(1) as (cluster, producer):
         go = asyncio.Event()
@@ -147,7 +147,7 @@ async def test_with_v1_a_request_for_an_epoch_that_comes_too_late_aborts_a_succe
             fault = cluster.faults.add(END_TXN, hold=go, skip=1 if how == "commit" else 0)
         elif delayed == "the request":
             fault = cluster.faults.add(INIT, hold_before=go)
-        else:  # the coordinator answers so while markers are being written
+        else:  # the coordinator's answer while markers are being written
             fault = cluster.faults.add(INIT, error=ErrorCode.CONCURRENT_TRANSACTIONS, hold=go)
         ending = asyncio.create_task(end(producer, how))
         await within(2, fault.reached())

@@ -52,7 +52,7 @@ def test_a_group_is_an_id_a_membership_or_what_confluent_kafka_returns(given, gr
 
 def test_each_form_of_an_offset_is_converted():
     class Place:
-        """Like confluent-kafka's TopicPartition: it has attributes and is not a tuple."""
+        """Imitates confluent-kafka's TopicPartition, which has attributes and is not a tuple."""
 
         topic, partition = "t", 3
 

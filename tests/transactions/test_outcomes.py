@@ -48,7 +48,7 @@ def version(request):
 )
 @in_virtual_time
 async def test_a_commit_that_may_be_in_the_coordinators_log_is_in_doubt(version, code):
-    """A coordinator answers so if its own log contains the commit, but it was not replicated in time."""
+    """A coordinator gives these answers if the commit is in its own log but was not replicated in time."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -134,7 +134,7 @@ async def test_a_commit_in_doubt_is_resolved_by_the_same_commit(version, lost):
 
 @in_virtual_time
 async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version):
-    """Another producer has taken the transactional id over, and the coordinator has forgotten the earlier outcome."""
+    """Another producer has taken over the transactional id, and the coordinator has forgotten the earlier outcome."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -155,7 +155,7 @@ async def test_a_commit_in_doubt_stays_so_if_nothing_more_can_be_learned(version
 
 @in_virtual_time
 async def test_a_commit_in_doubt_that_cannot_be_repeated_stays_in_doubt(version):
-    """This includes a repetition that was never sent, and a producer that is closed while it waits."""
+    """One repetition is never sent, and close() interrupts another one."""
     async with transactional(version, **IMPATIENT) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -430,7 +430,7 @@ async def test_an_abort_after_rejected_partitions_succeeds(code):
 )
 @in_virtual_time
 async def test_with_v1_an_abort_also_ends_a_transaction_that_may_have_begun(code):
-    """A coordinator answers so if its own log contains the partitions, but they were not replicated in time."""
+    """A coordinator gives these answers if the partitions are in its own log but were not replicated in time."""
     async with transactional(1) as (cluster, producer):
         await producer.begin_transaction()
         cluster.faults.add(ADD_PARTITIONS, error=code, after_append=True)
@@ -471,7 +471,7 @@ async def test_offsets_that_an_answer_leaves_out_do_not_count_as_committed(versi
 
 
 async def test_with_v1_a_re_created_topic_gets_no_sequence_number_twice():
-    """The new log may contain sequence numbers of the aborted transaction; the next one must not reuse them."""
+    """The new log may contain sequence numbers of the aborted transaction, which the next one must not reuse."""
     async with transactional(1, compression_type="gzip") as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"warm", partition=1)
@@ -481,7 +481,7 @@ async def test_with_v1_a_re_created_topic_gets_no_sequence_number_twice():
         old = producer._accumulator.topics["t"].queues[0].sequence.topic_id
         producer._metadata.request_update()
         await until(lambda: producer._metadata.cluster.topics["t"].topic_id != old)
-        # Compression takes time: the transaction is aborted before the record could be sent.
+        # Compression takes a while, so the transaction is aborted before the record can be sent.
         await results([await producer.send("t", b"b" * 20_000, partition=0)])
         await producer.abort_transaction()
 
@@ -496,7 +496,7 @@ async def test_with_v1_a_re_created_topic_gets_no_sequence_number_twice():
 
 
 def some_fault(chance):
-    """A request and the fault that affects it, from which a producer can recover."""
+    """Return an API, and a fault of its requests from which a producer can recover."""
     api = chance.choice([PRODUCE, PRODUCE, END_TXN, ADD_PARTITIONS, ApiKey.TXN_OFFSET_COMMIT, ADD_OFFSETS])
     codes = [
         ErrorCode.NOT_COORDINATOR,

@@ -1,4 +1,4 @@
-"""Transactions of a real Kafka, checked with the same assertions as those of the embedded cluster."""
+"""Transactions on a real Kafka, checked with the same assertions as those on the embedded cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = {
 
 @contextmanager
 def kafka(level: int, request: pytest.FixtureRequest) -> Iterator[ApacheKafka]:
-    """A broker with that level of transaction.version."""
+    """Run a broker with this level of transaction.version."""
     feature = ("--feature", f"transaction.version={level}")
     broker = ApacheKafka(config=CONFIG, jvm_args=SHARED, format_args=feature)
     with running(broker, request=request):

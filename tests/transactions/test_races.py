@@ -60,7 +60,7 @@ async def test_close_during_a_commit_does_not_cancel_the_caller(version):
 
 @pytest.mark.promise("Transactions", "a transaction that may be committed is never reported as not committed")
 async def test_close_between_a_commit_and_the_next_epoch_does_not_fail_the_commit():
-    """With v1 the next transaction needs another epoch. Only that transaction would have failed without one."""
+    """With v1, the next transaction needs a new epoch. Without one, only that transaction would fail."""
     async with transactional(1) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -168,7 +168,7 @@ async def test_an_answer_of_the_old_epoch_during_init_transactions_changes_nothi
             await within(3, calling)
             await producer.begin_transaction()
         else:
-            await asyncio.wait([calling], timeout=0.05)  # it may wait for what is in flight
+            await asyncio.wait([calling], timeout=0.05)  # it may wait for the requests in flight
             if calling.done():
                 await producer.begin_transaction()
             late.set()
@@ -225,7 +225,7 @@ async def test_a_commit_during_which_close_is_called_leaves_no_open_transaction(
 
 
 async def turns_until(condition):
-    """Check the condition in every iteration of the loop, to act in the same iteration in which it becomes true."""
+    """Wait until the condition is true, and return in the same iteration of the loop in which it became true."""
     async with asyncio.timeout(2000 * MS):
         while not condition():  # noqa: ASYNC110  # an event would be one iteration late
             await asyncio.sleep(0)
@@ -359,7 +359,7 @@ async def test_offsets_of_many_groups_can_be_sent_concurrently(version):
         assert [cluster.groups.offsets(f"g{number}")[place] for number in range(20)] == list(range(20))
 
 
-# ------------------------------------------------------------------------------- an end and requests in flight
+# ------------------------------------------------------------------ commits and aborts with requests in flight
 
 
 @pytest.mark.promise("Transactions", "a commit or an abort is sent after all requests that are on their way")

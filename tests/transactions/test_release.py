@@ -346,7 +346,7 @@ async def test_committed_needs_a_cluster_with_stable_offsets():
     "contains",
 )
 async def test_a_second_writer_of_a_partition_is_detected(version):
-    """The broker mistakes the second writer's batch for a repetition, answers success, and appends nothing."""
+    """The broker mistakes the second writer's batch for a repetition, reports success, and appends nothing."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])
@@ -363,8 +363,7 @@ async def test_a_second_writer_of_a_partition_is_detected(version):
 
 
 async def test_a_lost_answer_to_a_participants_first_batch_fails_the_transaction(version):
-    """The repeated batch gets the same answer as another producer's batch would get. Later
-    batches are simply repeated."""
+    """The repeated batch gets the same answer as another producer's batch would. Later batches are simply repeated."""
     async with cluster_of(version) as cluster, quick_producer(cluster, transactional_id="tx") as owner:
         await owner.begin_transaction()
         handle = await owner.export_transaction([PLACE])

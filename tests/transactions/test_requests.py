@@ -1,5 +1,4 @@
-"""Requests to a coordinator: it is looked up once, requests are sent until the answer is final,
-and outcomes are honest."""
+"""Requests to a coordinator: one lookup for each key, retries until the answer is final, and honest outcomes."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ def code_of(answer: Any) -> int:
 
 
 def requests_of(brokers: Brokers, version: int = 2) -> tuple[CoordinatorRequests, Transaction]:
-    """Return requests of a producer with an open transaction."""
+    """Return the requests of an open transaction, and the transaction."""
     transaction = Transaction("tx", Gate())
     transaction.move(TransactionState.INITIALIZING)
     transaction.move(TransactionState.READY)
@@ -280,7 +279,7 @@ def test_an_attempt_just_before_the_deadline_still_has_a_second_for_its_answer()
             await requests.ask(JOIN, code_of, group=f"{seconds}", deadline=loop.time() + seconds)
 
     played(main)
-    # the search for the coordinator and then the request, which takes what the search has left
+    # the search for the coordinator and then the request, which gets the time that the search has left
     request_timeout = make_config().request_timeout
     assert brokers.timeouts == pytest.approx([1, 1, 3, 3, request_timeout, request_timeout], abs=0.002)
 

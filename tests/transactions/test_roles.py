@@ -9,8 +9,8 @@ from aioproducer.transactions.roles import HEIR, OWNER, Participant
 from aioproducer.types import TopicPartition
 
 
-def participant(*, tells_repetitions: bool = False) -> Participant:
-    return Participant([TopicPartition("t", 1)], tells_repetitions=tells_repetitions)
+def participant(*, detects_repetitions: bool = False) -> Participant:
+    return Participant([TopicPartition("t", 1)], detects_repetitions=detects_repetitions)
 
 
 def test_only_a_participant_shares_its_producer_id_with_other_writers():
@@ -53,10 +53,10 @@ def test_the_rejections_of_a_participant_grow_with_the_topic():
 
 @pytest.mark.parametrize("has_time", [False, True])
 @pytest.mark.parametrize("has_error", [False, True])
-@pytest.mark.parametrize("tells_repetitions", [False, True])
-def test_answers_that_reveal_an_earlier_batch_are_recognized(has_time, has_error, tells_repetitions):
-    role = participant(tells_repetitions=tells_repetitions)
-    expected = has_error or (has_time and tells_repetitions)
+@pytest.mark.parametrize("detects_repetitions", [False, True])
+def test_answers_that_reveal_an_earlier_batch_are_recognized(has_time, has_error, detects_repetitions):
+    role = participant(detects_repetitions=detects_repetitions)
+    expected = has_error or (has_time and detects_repetitions)
 
     assert role.is_repetition(has_time=has_time, has_error=has_error) is expected
     assert OWNER.is_repetition(has_time=has_time, has_error=has_error) is False

@@ -1,4 +1,4 @@
-"""The running transactional calls."""
+"""Running transactional calls: the same call made again joins them, and they outlive cancelled callers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_the_same_call_made_again_joins_the_running_one():
 
 
 async def test_a_caller_that_is_not_a_task_may_also_be_cancelled():
-    """A coroutine can be run by other means, which throw the exception into it."""
+    """A coroutine can also be run by code that is not a task, and that throws the exception into it."""
     stage = Stage()
     stage.calls.start("commit", stage.work())
     caller = stage.calls.join("commit")
@@ -187,7 +187,7 @@ async def test_a_call_that_has_just_ended_is_not_joined():
 
     assert stage.began == 2
     await first
-    assert stage.calls.running("commit"), "the end of the first call is not that of the second"
+    assert stage.calls.running("commit"), "the second call goes on after the first has ended"
     stage.end.set()
     await second
     await turns()
@@ -266,7 +266,7 @@ async def test_close_cancels_the_calls_and_their_callers_get_an_error(error):
     call = stage.calls.by_name["commit"]
     await stage.calls.close()
 
-    assert call.cancelled(), "close() waits for that"
+    assert call.cancelled(), "close() waits until the call is cancelled"
     with pytest.raises(ProducerClosed if error is None else CommitOutcomeUnknownError):
         await caller
     with pytest.raises(ProducerClosed):

@@ -1,4 +1,4 @@
-"""The state table of transactions: every pair, every call in every state."""
+"""The state table of transactions: every pair of states, and every call in every state."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_producer_without_a_transactional_id_has_no_transactions():
 def test_records_are_rejected_in_a_failed_transaction(state):
     lost = {S.ABORT_REQUIRED, S.ABORTING, S.OUTCOME_UNKNOWN, S.REINIT_REQUIRED, S.FAILED_PARTICIPANT}
 
-    assert transaction_in(state).refuses_records is (state in lost)
+    assert transaction_in(state).rejects_records is (state in lost)
 
 
 @pytest.mark.parametrize("state", WORDS, ids=lambda state: state.name)
@@ -143,7 +143,7 @@ def test_each_state_has_its_own_way_out(state):
 
 def test_a_call_between_transactions_does_not_raise_the_error_of_the_last_one():
     transaction = transaction_in(S.IN_TRANSACTION)
-    transaction.must_abort(abortable(transaction, KafkaError("first")))
+    transaction.require_abort(abortable(transaction, KafkaError("first")))
     transaction.move(S.ABORTING)
     transaction.move(S.READY)
 
@@ -207,7 +207,7 @@ def test_partitions_join_only_a_transaction_that_can_still_be_committed(state):
 
     transaction.wanted[TopicPartition("t", 0)] = None
 
-    # A participant's partitions are in the transaction; they wait for the answers of their leaders.
+    # A participant's partitions are already in the transaction, but wait for the answers of their leaders.
     assert transaction.has_to_join is (state in (*OPEN, S.PARTICIPANT))
 
 
@@ -216,7 +216,7 @@ def test_partitions_join_only_a_transaction_that_can_still_be_committed(state):
 def test_a_participant_that_asks_the_leaders_waits_for_their_answers(is_v2, asks_leaders):
     transaction, place = transaction_in(S.UNINITIALIZED, is_v2=is_v2), TopicPartition("t", 0)
     handle = TransactionHandle("tx", 1, 0, is_v2)
-    transaction.attach(handle, [place], tells_repetitions=not asks_leaders)
+    transaction.attach(handle, [place], detects_repetitions=not asks_leaders)
 
     assert transaction.admit(*place) is not asks_leaders
     assert transaction.has_to_join is asks_leaders
@@ -307,7 +307,7 @@ def test_a_new_transaction_keeps_no_state_of_the_last_one():
     transaction.groups["g"] = None
     transaction.doubtful_offsets["g"] = {}
     transaction.began = 1.0
-    transaction.must_abort(abortable(transaction, KafkaError("first")))
+    transaction.require_abort(abortable(transaction, KafkaError("first")))
     transaction.move(S.ABORTING)
     transaction.move(S.READY)
 
@@ -329,8 +329,8 @@ def test_a_new_transaction_keeps_no_state_of_the_last_one():
 def test_the_first_cause_of_an_abort_is_kept(state):
     transaction = transaction_in(state)
 
-    transaction.must_abort(abortable(transaction, KafkaError("first")))
-    transaction.must_abort(abortable(transaction, KafkaError("second")))
+    transaction.require_abort(abortable(transaction, KafkaError("first")))
+    transaction.require_abort(abortable(transaction, KafkaError("second")))
 
     assert transaction.state is S.ABORT_REQUIRED
     with pytest.raises(TransactionAbortableError, match="first"):
@@ -347,7 +347,7 @@ def test_the_first_cause_of_an_abort_is_kept(state):
 def test_a_fenced_producer_needs_a_new_epoch_in_any_state(state):
     transaction = transaction_in(state)
 
-    transaction.must_reinit(reinit(transaction, ProducerFencedError, "fenced"))
+    transaction.require_reinit(reinit(transaction, ProducerFencedError, "fenced"))
 
     assert transaction.state is S.REINIT_REQUIRED
     with pytest.raises(ProducerFencedError, match="init_transactions"):
@@ -357,7 +357,7 @@ def test_a_fenced_producer_needs_a_new_epoch_in_any_state(state):
 def test_an_unanswered_commit_has_its_own_state():
     transaction = transaction_in(S.COMMITTING)
 
-    transaction.must_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))
+    transaction.require_reinit(reinit(transaction, CommitOutcomeUnknownError, "not answered"))
 
     assert transaction.state is S.OUTCOME_UNKNOWN
     assert transaction.commit_is_in_doubt
@@ -369,7 +369,7 @@ def test_a_participant_can_write_to_the_partitions_it_was_given(is_v2):
     transaction = transaction_in(S.UNINITIALIZED)
 
     transaction.attach(
-        TransactionHandle("tx", 4711, 3, is_v2), [TopicPartition("t", 0)], tells_repetitions=True
+        TransactionHandle("tx", 4711, 3, is_v2), [TopicPartition("t", 0)], detects_repetitions=True
     )
 
     assert transaction.state is S.PARTICIPANT
@@ -391,8 +391,8 @@ def test_an_exported_partition_belongs_to_another_producer():
 
 def test_a_failed_participant_accepts_no_more_records():
     for fail, error in (
-        (Transaction.must_abort, lambda transaction: abortable(transaction, KafkaError("first"))),
-        (Transaction.must_reinit, lambda transaction: reinit(transaction, ProducerFencedError, "first")),
+        (Transaction.require_abort, lambda transaction: abortable(transaction, KafkaError("first"))),
+        (Transaction.require_reinit, lambda transaction: reinit(transaction, ProducerFencedError, "first")),
     ):
         transaction = transaction_in(S.PARTICIPANT)
 
@@ -410,7 +410,7 @@ def test_the_first_cause_is_kept_if_a_new_epoch_is_already_needed(state):
     transaction = transaction_in(state)
     transaction.error = first = reinit(transaction, CommitOutcomeUnknownError, "first")
 
-    transaction.must_reinit(reinit(transaction, ProducerFencedError, "second"))
+    transaction.require_reinit(reinit(transaction, ProducerFencedError, "second"))
 
     assert transaction.state is state
     assert transaction.error is first
@@ -428,7 +428,7 @@ def test_errors_contain_the_transactional_id_and_the_cause():
 def test_a_late_failure_does_not_disturb_a_transaction_that_has_ended(state):
     transaction = transaction_in(state)
 
-    transaction.must_abort(abortable(transaction, KafkaError("late")))
+    transaction.require_abort(abortable(transaction, KafkaError("late")))
 
     assert transaction.state is state
 

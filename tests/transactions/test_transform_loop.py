@@ -46,8 +46,7 @@ def short_pauses(monkeypatch):
 
 
 async def finish(cluster, loop, producer, count=40, first=0):
-    """Copy until the output has the records from `first` up to `count`; then check that each of them is there once, and
-    no other."""
+    """Copy until the output is complete, then check that each record from `first` to `count` - 1 is in it once."""
     done = asyncio.Event()
     running = asyncio.create_task(run(loop, producer, done))
     await until(lambda: len(output(cluster)) >= count - first or running.done(), WAIT)
@@ -58,7 +57,7 @@ async def finish(cluster, loop, producer, count=40, first=0):
 
 
 def fetched_partitions(cluster):
-    """Return the partitions that have been fetched from: consumers know the first offset of each."""
+    """Return the partitions that consumers have fetched from, and whose first offsets they therefore know."""
     return {
         partition.partition
         for request in cluster.requests_of(ApiKey.FETCH)
@@ -314,7 +313,7 @@ async def test_with_latest_an_aborted_first_batch_is_read_again_and_nothing_befo
     async with cluster_with_input(8) as cluster, asyncio.timeout(WAIT):
         servers = cluster.bootstrap_servers
         async with looping(kind, servers, reset="latest") as (loop, producer):
-            # librdkafka finds the end of partition 0 late, and fetches from the other partitions first.
+            # librdkafka learns the end offset of partition 0 late, and fetches from the other partitions first.
             cluster.faults.add(
                 ApiKey.LIST_OFFSETS, topic="in", partition=0, error=ErrorCode.NOT_LEADER_OR_FOLLOWER
             )

@@ -1,9 +1,8 @@
-"""A cluster that finalizes transactions v2 (KIP-890) while producers with transactions v1 run.
+"""A cluster that finalizes transactions v2 (KIP-890) while producers are using transactions v1.
 
-With v1, EndTxn is answered before the markers are written, and the next transaction has the same epoch. A
-broker accepts a batch of v2 without asking the coordinator if a transaction of the same epoch is open in the
-partition. Then the markers of the last v1 transaction would commit or abort the records of the first
-v2 transaction."""
+With v1, EndTxn is answered before the markers are written, and the next transaction has the same epoch. If a
+transaction of the same epoch is open in a partition, a broker accepts a v2 batch without asking the coordinator. The
+markers of the last v1 transaction would then commit or abort the records of the first v2 transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tests.transactions.test_calls import committed, transactional
 
 
 async def finalize(level, cluster, producer):
-    """Make the producer connect again, so that it learns the new level."""
+    """Finalize the level, and make the producer connect again so that it learns of it."""
     cluster.transactions.finalize(level)
     producer._brokers.renegotiate(0)
     await producer.ping()
@@ -26,7 +25,7 @@ async def finalize(level, cluster, producer):
 @pytest.mark.promise("Transactions", "the first transaction v2 after an upgrade has an epoch of its own")
 @pytest.mark.parametrize(("first", "second"), [("abort", "commit"), ("commit", "abort")])
 async def test_markers_of_the_last_v1_transaction_do_not_end_the_next_one(first, second):
-    """The upgrade becomes known between two transactions."""
+    """The producer learns of the upgrade between two transactions."""
     async with transactional(1, topics={"t": 1}) as (cluster, producer):
         await producer.begin_transaction()
         await producer.send_and_wait("t", b"1", partition=0)
@@ -35,7 +34,7 @@ async def test_markers_of_the_last_v1_transaction_do_not_end_the_next_one(first,
         await finalize(2, cluster, producer)
         await producer.begin_transaction()
         delivery = await producer.send("t", b"2", partition=0)
-        # If all is right, no event ends this wait, because the markers are held.
+        # While the markers are held, the delivery must not be done, so this wait should time out.
         await asyncio.wait([delivery], timeout=0.2)
         cluster.transactions.release_markers()
         await within(2, delivery)

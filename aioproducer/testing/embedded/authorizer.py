@@ -98,7 +98,7 @@ class Authorizer:
             The rule; pass it to `withdraw` to remove it.
 
         Raises:
-            ValueError: no resource is named, or more than one, or the principal lacks a type prefix such as "User:".
+            ValueError: no resource or more than one is named, or the principal lacks a type prefix such as "User:".
         """
         named = {
             ResourceType.TOPIC: topic,
@@ -108,7 +108,7 @@ class Authorizer:
         }
         resources = [(kind, name) for kind, name in named.items() if name is not None]
         if len(resources) != 1:
-            raise ValueError("deny() takes one of topic=, transactional_id=, group= and cluster=True")
+            raise ValueError("deny() takes exactly one of topic=, transactional_id=, group= and cluster=True")
         if principal is not None and ":" not in principal:
             raise ValueError(f'principal={principal!r} has no type; write "User:{principal}"')
         denial = Denial(Operation(operation), *resources[0], principal)

@@ -39,7 +39,7 @@ _ABORT, _COMMIT = 0, 1
 
 
 class Marker(NamedTuple):
-    """The end of a transaction in a partition's log (Kafka's EndTransactionMarker)."""
+    """A marker that ends a transaction in a partition's log (Kafka's EndTransactionMarker)."""
 
     commit: bool
     coordinator_epoch: int

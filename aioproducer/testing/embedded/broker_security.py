@@ -79,8 +79,8 @@ class Security:
                 a limit, a session also ends when its OAUTHBEARER token expires.
             session_slack: Extra seconds before a connection is closed, for tests on slow machines.
             iterations: The iteration count for SCRAM.
-            tamper: A function that is called with the number (from 0) and the bytes of each SASL response, and returns
-                the bytes to send instead.
+            tamper: A function that is called with the index and the bytes of each SASL response, and returns the bytes
+                to send instead.
             clock: A function that returns the seconds since 1970. It is used to check whether a token has expired.
             random: The source of random salts and nonces.
         """
@@ -121,11 +121,11 @@ class Security:
             return
         now = asyncio.get_running_loop().time()
         if session.exchange is not None and api_key != ApiKey.SASL_AUTHENTICATE:
-            raise CloseConnection("a request came between SaslHandshake and the end of SaslAuthenticate")
+            raise CloseConnection("a request other than SaslAuthenticate arrived during authentication")
         if not session.is_authenticated and api_key not in _BEFORE_AUTHENTICATION:
-            raise CloseConnection("a request came before the client had authenticated")
+            raise CloseConnection("a request arrived before the client had authenticated")
         if now > session.ends_at and api_key not in (ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE):
-            raise CloseConnection("a request came after the session had ended")
+            raise CloseConnection("a request arrived after the session had ended")
 
     def exchange(self, mechanism: str) -> Exchange:
         """Return the broker's side of a new authentication with this mechanism."""
@@ -152,7 +152,7 @@ class SecuredSession(Session):
     """The loop time at which the session ends; infinite if it never ends."""
 
     def may_authenticate(self, now: float) -> bool:
-        """Return True for the first authentication, and for a later one if the session ends and is not too young."""
+        """Return True unless this is a re-authentication that comes too soon or in a session that never ends."""
         if not self.is_authenticated:
             return True
         return self.ends_at != float("inf") and now - self.began_at >= PAUSE_BETWEEN_AUTHENTICATIONS

@@ -92,7 +92,7 @@ class ClusterState(Controller):
             self.failures.append(error)
 
     async def start_broker(self, node: int, *, versions: str | None = None) -> None:
-        """Start a stopped broker at its old address. If `versions` is given, it imitates that release from now on.
+        """Start a stopped broker at its old address. If `versions` is given, the broker imitates that release.
 
         Raises:
             OSError: the port is in use.
@@ -111,10 +111,11 @@ class ClusterState(Controller):
 
         Args:
             node: The broker's node id.
-            fenced_after: If None, the controller does not notice: the broker stays leader and its replicas count as up
-                to date, so the other brokers' partitions remain available. Otherwise, its replicas stop fetching, so
-                acks=all waits for them. After this many seconds (broker.session.timeout.ms), the controller fences the
-                broker: it leaves the ISRs, and its partitions get other leaders. When it thaws, it rejoins the ISRs.
+            fenced_after: If None, the controller does not notice: the broker keeps its leadership, and its replicas
+                count as up to date, so the other brokers' partitions remain available. Otherwise, its replicas stop
+                fetching, so acks=all waits for them. After this many seconds (broker.session.timeout.ms), the
+                controller fences the broker: it leaves the ISRs, and its partitions get other leaders. When it thaws,
+                it rejoins the ISRs.
         """
         self.broker(node).freeze()
         if fenced_after is not None:
@@ -138,9 +139,8 @@ class ClusterState(Controller):
         self.broker(node).thaw()
         for partition in self._partitions():
             if was_fenced:
-                partition.broker_started(
-                    node
-                )  # start_fetching() skips partitions that were created while the broker was fenced.
+                # start_fetching() skips partitions that were created while the broker was fenced.
+                partition.broker_started(node)
             else:
                 partition.start_fetching(node)
 

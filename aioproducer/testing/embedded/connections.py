@@ -67,7 +67,9 @@ async def serve(cluster: ClusterState, broker: EmbeddedBroker, reader: Reader, w
         logger.error("broker %d is closing a connection: %s", broker.node_id, error)
         cluster.failures.append(error)
     except Exception as error:
-        logger.exception("broker %d: a bug in the embedded broker", broker.node_id)
+        logger.exception(
+            "broker %d is closing a connection because of a bug in the embedded broker", broker.node_id
+        )
         cluster.failures.append(error)
     finally:
         writer.close()

@@ -34,8 +34,8 @@ class Controller(Inspection):
         self.default_partitions = default_partitions
         self.default_replication_factor = default_replication_factor
         self.failures: list[Exception] = []
-        """Bugs in the embedded brokers, and scripted faults that could not be carried out. The first of them is raised
-        at the end of `async with`, unless the block itself raises an exception."""
+        """Bugs in the embedded brokers, and scripted faults that could not be carried out. The first one is raised
+        when the `async with` block exits, unless the block itself raises an exception."""
         self._brokers: list[EmbeddedBroker] = []
         self._config = config
         self._clock = clock
@@ -82,8 +82,7 @@ class Controller(Inspection):
             config: Topic settings under Kafka's names, such as max.message.bytes or min.insync.replicas.
 
         Raises:
-            ValueError: the topic exists, its name collides with another topic's, or its name, a number or its
-                config is invalid.
+            ValueError: the topic exists, its name collides with another topic's, or an argument is invalid.
         """
         count = self.default_partitions if partitions is None else partitions
         replicas = self.default_replication_factor if replication_factor is None else replication_factor
@@ -118,7 +117,9 @@ class Controller(Inspection):
         topic = self.topics[name]
         have = len(topic.partitions)
         if count <= have:
-            raise ValueError(f"topic {name} has {counted(have, 'partition')}; count={count} must be higher")
+            raise ValueError(
+                f"topic {name} has {counted(have, 'partition')}; count={count} must be higher than that"
+            )
         alive = {node.node_id for node in self.alive()}
         replicas = len(topic.partitions[0].replicas)
         topic.partitions += tuple(

@@ -5,9 +5,10 @@
         ...
         assert len(cluster.records("flights")) == 1000
 
-EmbeddedCluster starts and stops as a whole. Its base classes have the state that all brokers share: Inspection what
-tests read, Controller the topics, leaders and ids, and ClusterState the coordinators, faults and limits. A module below
-this one uses the lowest of them that has what it needs. EmbeddedBroker has the sockets of one broker.
+EmbeddedCluster starts and stops as a whole. Its base classes contain the state that all brokers share. Inspection is a
+read-only view for tests, Controller adds the topics, leaders and ids, and ClusterState adds the coordinators, faults
+and limits. Each lower-level module uses the most basic of these classes that meets its needs. EmbeddedBroker owns the
+sockets of one broker.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class EmbeddedCluster(ClusterState):
         security: Security | None = None,
         collects_metrics: bool = False,
     ) -> None:
-        """Describe a cluster; `start()` or `async with` starts it.
+        """Configure a cluster; `start()` or `async with` starts it.
 
         Args:
             brokers: The number of brokers; their node ids start at 0.
@@ -76,7 +77,7 @@ class EmbeddedCluster(ClusterState):
             collects_metrics: Whether to offer the APIs through which clients push metrics (KIP-714); see `telemetry`.
 
         Raises:
-            ValueError: a number or the release is invalid.
+            ValueError: an argument is invalid.
         """
         if brokers < 1 or default_partitions < 1:
             raise ValueError("a cluster needs at least one broker, and a topic at least one partition")

@@ -2,7 +2,7 @@
 
 Tests add faults, and each broker takes those that match the request that it has just read. This module only selects
 faults. fault_effects applies them to brokers, connections and the sending of responses; the handlers apply errors and
-omissions. VerificationFaults are for the questions that leaders ask coordinators, which are not requests here.
+omissions. VerificationFaults affect the questions that leaders ask coordinators; here, these are calls, not requests.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class FaultScript:
             api_key: The API of the requests that fail.
             error: The error code for the affected partitions or topics, or for the whole request. Unless `after_append`
                 is set, the broker does nothing else for them.
-            after_append: Carry out the request first; then respond with `error`, move leaders, freeze or go down. With
-                `error`, it is allowed only for Produce and for transactional requests.
+            after_append: Carry out the request first; then respond with `error`, move leaders, freeze or go down. Only
+                Produce and transactional requests can combine `after_append` with `error`.
             drop_before: Close the connection instead of serving the request.
             hold_before: Serve the request only once this event is set, even if the client has closed its connection by
                 then. This simulates a request that is delayed and arrives after records that were sent later.

@@ -26,9 +26,9 @@ class GroupState(Enum):
 
     EMPTY = "empty"
     PREPARING_REBALANCE = "preparing a rebalance"
-    """Members are joining; each request waits for the others."""
+    """Members are joining; each JoinGroup request waits for the other members."""
     COMPLETING_REBALANCE = "completing a rebalance"
-    """The members have a new generation, and are waiting for the leader's assignment."""
+    """The members have a new generation and are waiting for the leader's assignment."""
     STABLE = "stable"
 
 
@@ -64,7 +64,7 @@ class Joining(NamedTuple):
     gets_id_first: bool
     """True if a new member must join a second time, with the member id from the first response (KIP-394)."""
     skips_assignment: bool
-    """True if a leader that keeps its place can be asked not to assign partitions (KIP-814)."""
+    """True if a returning leader can be asked not to assign partitions (KIP-814)."""
 
 
 class Joined(NamedTuple):
@@ -99,7 +99,7 @@ class Member:
 
 
 class ClassicGroup:
-    """One group. Its requests wait on futures, and its time-outs are timers of the event loop."""
+    """One group. Its requests wait on futures, and its time-outs are event loop timers."""
 
     def __init__(
         self, new_member_id: Callable[[str], str], is_served: Callable[[], bool] = lambda: True
@@ -107,7 +107,7 @@ class ClassicGroup:
         """Create an empty group.
 
         Args:
-            new_member_id: A function that returns a new member id that starts with its argument.
+            new_member_id: A function that takes a prefix and returns a new member id with that prefix.
             is_served: A function that returns False while no coordinator can receive heartbeats; during that time,
                 sessions do not expire.
         """
@@ -127,7 +127,7 @@ class ClassicGroup:
 
     def _move(self, to: GroupState) -> None:
         assert to in TRANSITIONS[self.state], (
-            f"a group that is {self.state.value} can't become one that is {to.value}"
+            f"invalid group state transition: from {self.state.value!r} to {to.value!r}"
         )
         self.state = to
         for event in self._watchers:
@@ -145,7 +145,7 @@ class ClassicGroup:
             del self._watchers[changed]
 
     def set_members(self, generation: int, members: Mapping[str, str | None]) -> None:
-        """Replace the members, as a rebalance would. They have no sessions, so they stay."""
+        """Replace the members, as a rebalance would. The new members have no sessions, so they never expire."""
         self.halt()
         self.generation = generation
         self.members = {
@@ -158,7 +158,7 @@ class ClassicGroup:
     # Checks
 
     def check_member(self, member_id: str, instance_id: str | None, generation: int | None = None) -> None:
-        """Raise TransactionRefused unless this is a member and, if a generation is given, it is the current one."""
+        """Raise TransactionRefused unless this is a member and `generation`, if given, is the current one."""
         if instance_id is not None:
             owner = self._static(instance_id)
             if owner is None:
@@ -201,10 +201,11 @@ class ClassicGroup:
     # JoinGroup
 
     def join(self, joining: Joining) -> asyncio.Future[Joined]:
-        """Let a member join. The future is done when the rebalance ends.
+        """Let a member join; return a future for the result of the rebalance.
 
         Raises:
-            TransactionRefused: the member can't join; RejoinRequired: it must join again with its new id.
+            TransactionRefused: the member can't join.
+            RejoinRequired: the client must join again with its new member id.
         """
         if not self._supports(joining):
             raise TransactionRefused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -264,8 +265,9 @@ class ClassicGroup:
         if was_leader:
             self.leader = new_id
         if self.state is GroupState.STABLE and is_unchanged:
-            # No rebalance: the member gets its old partitions from SyncGroup. A leader must not assign partitions
-            # again. Before version 9, the response gives its old id as the leader's, so it considers itself a follower.
+            # No rebalance is needed: the member gets its old partitions from SyncGroup. A leader must not assign
+            # partitions again. Before version 9, the response names the old id as the leader's, so the returning leader
+            # considers itself a follower.
             self._take_times(known, joining)
             self._keep_alive(known)
             joined = self._joined(known)
@@ -293,7 +295,7 @@ class ClassicGroup:
     # Rebalances
 
     def rebalance(self) -> None:
-        """Begin a rebalance: heartbeats ask the members to join again."""
+        """Begin a rebalance: the responses to heartbeats ask the members to join again."""
         if self.state is GroupState.PREPARING_REBALANCE:
             return
         for member in self.members.values():
@@ -380,7 +382,7 @@ class ClassicGroup:
     # SyncGroup, Heartbeat, LeaveGroup
 
     def check_protocol(self, protocol_type: str | None, protocol_name: str | None) -> None:
-        """Raise TransactionRefused unless these are the group's; None (an omitted field) is accepted."""
+        """Raise TransactionRefused unless the group uses this protocol; None (an omitted field) is accepted."""
         if protocol_type not in (None, self._protocol_type) or protocol_name not in (
             None,
             self._protocol_name,
@@ -436,7 +438,7 @@ class ClassicGroup:
         self.remove(member_id)
 
     def remove(self, member_id: str) -> None:
-        """Remove a member, as when its session expires; the others rebalance. Raises KeyError if it is unknown."""
+        """Remove a member, as when its session expires; the others rebalance. Raises KeyError if it does not exist."""
         self._drop(self.members[member_id])
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self.rebalance()
@@ -466,7 +468,7 @@ class ClassicGroup:
 
     def _expire(self, member: Member) -> None:
         if member.joining is not None or member.syncing is not None or not self._is_served():
-            self._keep_alive(member)  # It can't send heartbeats now.
+            self._keep_alive(member)  # The member can't send heartbeats now.
         else:
             self.remove(member.member_id)
 

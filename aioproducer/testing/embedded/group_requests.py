@@ -1,4 +1,4 @@
-"""The handlers of requests from the members of consumer groups: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
+"""The handlers for requests from the members of consumer groups: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
 The docstring of each handler lists the changes in each version of its API. ClassicGroup makes the decisions.
 """
@@ -67,7 +67,7 @@ async def join_group(context: RequestContext, request: JoinGroupRequest) -> Join
 
 
 async def _joined(context: RequestContext, request: JoinGroupRequest) -> Joined:
-    """Let the member join, and wait for the end of the rebalance. Raises TransactionRefused."""
+    """Let the member join, and wait for the result of the rebalance. Raises TransactionRefused."""
     groups = context.cluster.groups
     _check(context, request.group_id)
     if not MIN_SESSION_TIMEOUT_MS <= request.session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:

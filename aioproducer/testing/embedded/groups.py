@@ -79,7 +79,7 @@ class GroupCoordinator:
         return {} if found is None else {one.member_id: one.instance_id for one in found.members.values()}
 
     def generation(self, group: str) -> int:
-        """Return the generation of a group; each rebalance begins a new one. It is 0 before the first."""
+        """Return the generation of a group. It is 0 at first, and each rebalance increases it."""
         found = self._groups.get(group)
         return 0 if found is None else found.generation
 
@@ -101,7 +101,7 @@ class GroupCoordinator:
         self._group(group).remove(member_id)
 
     def set_members(self, group: str, generation: int, members: Mapping[str, str | None]) -> None:
-        """Set the members of a group, as a rebalance would. No consumer can join this group afterwards.
+        """Set the members of a group, as a rebalance would. No consumer can join afterwards, unless `members` is empty.
 
         From now on, offset commits from other members or for another generation are rejected with UNKNOWN_MEMBER_ID,
         ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
@@ -120,12 +120,12 @@ class GroupCoordinator:
         self._states.partitions()
 
     def halt(self) -> None:
-        """Stop all timers of the groups, because no broker is running."""
+        """Stop the groups' timers, because no broker is running."""
         for group in self._groups.values():
             group.halt()
 
     def resume(self) -> None:
-        """Restart the timers of the groups."""
+        """Restart the groups' timers."""
         for group in self._groups.values():
             group.resume()
 

@@ -1,8 +1,8 @@
 """The handler function for each API, and the topics that a request names.
 
 The handlers are in `produce_handler`, `metadata_handlers`, `consumers` (reading), `transaction_requests`,
-`group_requests`, `offset_requests`, `telemetry_requests` and `sasl_requests`. `connections` calls them for one
-request per connection at a time. A handler changes the cluster's state and returns the response, or None if the
+`group_requests`, `offset_requests`, `telemetry_requests` and `sasl_requests`. `connections` calls them, one request
+at a time on each connection. A handler changes the cluster's state and returns the response, or None if the
 request gets no response; it never uses a socket.
 """
 

@@ -110,7 +110,7 @@ class VerificationGuard:
 
 
 UNVERIFIED = VerificationGuard(0, 0, False)
-"""The guard for a broker that does not verify transactions, as in all releases before 3.6."""
+"""The guard that brokers use if they do not verify transactions, as in all releases before 3.6."""
 
 
 class PartitionLog:
@@ -218,7 +218,7 @@ class PartitionLog:
             if not header.is_transactional:
                 raise AppendError(
                     ErrorCode.INVALID_TXN_STATE,
-                    f"producer {producer_id}: a batch without the transactional bit during a transaction",
+                    f"producer {producer_id}: a batch sent during a transaction lacks the transactional bit",
                     tells_log_start=True,
                 )
             return
@@ -305,7 +305,7 @@ class PartitionLog:
         return None if batch is None else batch.header.partition_leader_epoch
 
     def truncate(self, offset: int) -> None:
-        """Remove every batch from `offset` on and rebuild the producer state from the rest."""
+        """Remove all batches from `offset` onward, and rebuild the producer state from the rest."""
         del self.batches[bisect_left(self.batches, offset, key=lambda batch: batch.header.base_offset) :]
         self.end_offset = self.batches[-1].last_offset + 1 if self.batches else self.start_offset
         self.producers = {}
@@ -343,7 +343,7 @@ class PartitionLog:
             self._guards.pop(producer_id, None)
 
     def batches_from(self, offset: int) -> Iterator[LogBatch]:
-        """Iterate over the batches from the one that contains `offset` on."""
+        """Iterate over the batches, starting with the one that contains `offset`."""
         first = bisect_right(self.batches, offset, key=lambda batch: batch.header.base_offset) - 1
         for index in range(max(first, 0), len(self.batches)):
             batch = self.batches[index]
@@ -400,7 +400,7 @@ class ProducerStateEntry:
         elif header.base_sequence != self.next_sequence:
             raise AppendError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-                f"{who}: sequence {header.base_sequence}, but {self.next_sequence} is next",
+                f"{who}: sequence {header.base_sequence} is out of order; {self.next_sequence} is next",
                 tells_log_start=True,
             )
 

@@ -1,7 +1,6 @@
-"""The settings of a topic, by Kafka's names: the valid values of each, and the settings that affect the embedded
-cluster.
+"""Topic settings, under Kafka's names: the valid values of each, and the settings that affect the embedded cluster.
 
-The other settings are only checked. Retention, for example, has no effect: the log keeps every record that it has
+The other settings are only validated. Retention, for example, has no effect: the log keeps every record that it has
 accepted.
 """
 
@@ -29,7 +28,7 @@ def _number(low: int, high: int = _LONG) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
         if not low <= value <= high:
-            raise ValueError(f"must be {low} to {high}")
+            raise ValueError(f"must be from {low} to {high}")
         return value
 
     return parse
@@ -38,7 +37,7 @@ def _number(low: int, high: int = _LONG) -> Callable[[str], int]:
 def _ratio(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
-        raise ValueError("must be 0 to 1")
+        raise ValueError("must be from 0 to 1")
     return value
 
 
@@ -64,13 +63,13 @@ def _switch(text: str) -> bool:
 def _gzip_level(text: str) -> int:
     level = _number(-1, 9)(text)
     if level == 0:
-        raise ValueError("must be -1 or 1 to 9")
+        raise ValueError("must be -1 or from 1 to 9")
     return level
 
 
 def _throttled_replicas(text: str) -> str:
     if text not in ("", "*") and not re.fullmatch(r"\d+:\d+(, *\d+:\d+)*", text):
-        raise ValueError("is neither * nor a list of partition:broker")
+        raise ValueError("is neither * nor a list of partition:broker pairs")
     return text
 
 

@@ -117,7 +117,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
         return response
     wanted = request.topics
     if wanted is None or (context.version == 0 and not wanted):
-        # A client without this permission does not learn that the topic exists.
+        # A client that may not describe a topic does not learn that it exists.
         described = [
             _described(context, topic)
             for topic in cluster.topics.values()
@@ -280,7 +280,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
         CreateTopicsResponse.CreatableTopicResult(
             name=name,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="the request names the topic twice",
+            error_message="the request names the topic more than once",
         )
         for name in dict.fromkeys(names)
         if name in twice

@@ -1,4 +1,4 @@
-"""The handler for Produce, which checks each batch, appends it to its partition, and acknowledges it.
+"""The handler for Produce: it checks each batch, appends it to its partition, and acknowledges it.
 
 The checks are in the same order as in Kafka's KafkaApis and ReplicaManager. An error in one partition does not affect
 the others. `validation` checks the batch itself, and the log checks the producer's sequences.
@@ -59,7 +59,7 @@ async def produce(context: RequestContext, request: ProduceRequest) -> ProduceRe
         wanted, refused = await _sorted_out(context, request, answers)
         check_can_be_read(one.batch for one in wanted.values())
     except RequestError as error:
-        logger.debug("a Produce request is rejected: %s", error)
+        logger.debug("rejecting a Produce request: %s", error)
         wanted, refused = {}, _all_refused(request)
         answers = {target[:2]: {} for target in refused}
     for target in list(wanted):
@@ -121,7 +121,7 @@ def _found(
     """Return the topic and partition if this client is allowed to write to them. Raises AppendError."""
     scripted = context.refusal(topic.name, index) if topic else None
     if scripted is not None:
-        raise AppendError(scripted, "the scripted error")
+        raise AppendError(scripted, "a scripted error")
     denied = context.denied(Operation.WRITE, ResourceType.TOPIC, name) if name else None
     if denied is not None:
         raise AppendError(denied, f"{context.session.principal} may not write to {name}")
@@ -136,7 +136,7 @@ def _found(
 def _append(
     context: RequestContext, request: ProduceRequest, wanted: _Wanted, index: int, written: list[_Written]
 ) -> _Answer:
-    """Append the batch for one partition, or return the error."""
+    """Append the batch for one partition, and return the partition's part of the response."""
     partition = wanted.partition
     answer = _Answer(index=index)
     try:
@@ -211,7 +211,7 @@ def _all_refused(request: ProduceRequest) -> dict[_Target, _Answer]:
 def _refusal(index: int, error: AppendError) -> _Answer:
     """Return the response for a rejected batch. Kafka sends an error message only if it adds something to the error
     code."""
-    logger.debug("partition %d of a Produce request is rejected: %s", index, error)
+    logger.debug("rejecting the batch for partition %d in a Produce request: %s", index, error)
     return _Answer(
         index=index,
         error_code=error.code,
@@ -254,7 +254,7 @@ async def _await_replication(context: RequestContext, written: Sequence[_Written
 
 
 def _settle(context: RequestContext, written: _Written) -> bool:
-    """Return True if the outcome of a batch is known. Even if it failed, the leader has appended the batch."""
+    """Return True if the outcome of a batch is known. Even if the batch has failed, the leader has appended it."""
     partition, appended, leader_epoch, answer = written
     if partition.is_deleted:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

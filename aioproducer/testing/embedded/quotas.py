@@ -47,7 +47,7 @@ class Rate:
             self._windows[-1] = start, total + value
 
     def throttle(self, limit: float, now: float) -> float:
-        """Return the seconds until the rate is at the limit if no more values follow. Call it right after `record`."""
+        """Return the seconds until the rate falls to the limit if no values follow. Call this right after `record`."""
         start = self._windows[0][0]
         elapsed = now - start
         # At least ten windows count as elapsed, so that the first request does not cause an enormous rate.

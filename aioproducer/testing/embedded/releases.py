@@ -1,4 +1,4 @@
-"""The API versions of each Kafka release, to which `EmbeddedCluster(versions=...)` limits its brokers.
+"""The API versions of each Kafka release; `EmbeddedCluster(versions=...)` limits its brokers to those of one release.
 
 Besides Kafka releases, one other service can be imitated: Azure Event Hubs, which supports Kafka's protocol with some
 limitations.
@@ -64,8 +64,8 @@ _SINCE: dict[ApiKey, str] = {
 
 _EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
     # According to clients' logs, Event Hubs serves Metadata without topic ids (9) and OffsetFetch 8, even though its
-    # Produce has topic ids (13). One client works around this combination. The other versions come from a Kafka release
-    # of the same age.
+    # Produce has topic ids (13). One client works around this combination. The other versions are those of a
+    # Kafka release of the same age.
     ApiKey.PRODUCE: 13,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 8,
@@ -114,7 +114,7 @@ _TELEMETRY = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The properties of brokers that depend on the release."""
+    """The broker properties that depend on the release."""
 
     name: str
     versions: Mapping[ApiKey, VersionRange]

@@ -49,10 +49,11 @@ async def sasl_authenticate(
     security, session = context.cluster.security, context.session
     if security is None or not isinstance(session, SecuredSession) or session.exchange is None:
         return SaslAuthenticateResponse(
-            error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="SaslAuthenticate before SaslHandshake"
+            error_code=ErrorCode.ILLEGAL_SASL_STATE,
+            error_message="SaslAuthenticate must follow SaslHandshake",
         )
     exchange = session.exchange
-    error, told, answer = context.refusal(), "the scripted error", b""
+    error, told, answer = context.refusal(), "a scripted error", b""
     if error is None:
         try:
             answer = exchange.step(request.auth_bytes)

@@ -41,7 +41,7 @@ class StateTopic(Generic[State]):
         *,
         min_insync_replicas: int | None = None,
     ) -> None:
-        """Describe the topic.
+        """Define the topic, without creating it.
 
         Args:
             cluster: The topic's cluster.
@@ -100,7 +100,7 @@ class StateTopic(Generic[State]):
         return state
 
     def loaded(self, partition: Partition) -> State | None:
-        """Return the leader's state for a partition; None if there is no leader, or if it is still reading the log."""
+        """Return the leader's state for a partition; None if there is no leader or it is still reading the log."""
         shard = self._shards.get(partition.index)
         if shard is not None and shard.leader_epoch == partition.leader_epoch:
             return shard.state if partition.leader != NO_LEADER else None
@@ -141,11 +141,11 @@ class StateTopic(Generic[State]):
 
 
 def partition_for(key: str, partitions: int) -> int:
-    """Return the partition for a key, as Kafka does: by the hash code of the Java string, without its sign."""
+    """Return Kafka's partition for a key: the Java string's hash code, without its sign, modulo `partitions`."""
     code = 0
     encoded = key.encode("utf-16-be")
     for at in range(0, len(encoded), 2):
         code = (31 * code + int.from_bytes(encoded[at : at + 2], "big")) & 0xFFFFFFFF
-    # Utils.abs() returns 0 for the smallest int; other values lose their sign.
+    # Kafka's Utils.abs() returns 0 for the smallest int; other values lose their sign.
     signed = code - (1 << 32) if code >> 31 else code
     return (0 if signed == -(1 << 31) else abs(signed)) % partitions

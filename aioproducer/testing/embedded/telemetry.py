@@ -61,7 +61,7 @@ class Telemetry:
             interval_ms: the time between two pushes from a client.
             most_bytes: the maximum size of a push.
             is_delta: whether counters report the change since the last push. Kafka's brokers always request this.
-            accepted: the accepted codecs, the preferred one first. If there are none, pushes are not compressed.
+            accepted: the accepted codecs, the preferred one first. If the sequence is empty, pushes are not compressed.
         """
         self.metrics = tuple(metrics)
         self.interval_ms = interval_ms

@@ -52,7 +52,7 @@ class EmbeddedTopic:
 
 
 class Partition:
-    """One partition: its leader, its in-sync replicas, and the end of the replicated records."""
+    """One partition: its leader, its in-sync replicas, its high watermark and its log."""
 
     def __init__(self, topic: str, index: int, replicas: Sequence[int], config: LogConfig) -> None:
         self.topic = topic
@@ -65,7 +65,7 @@ class Partition:
         self.log = PartitionLog(config)
         self.high_watermark = 0
         """The offset after the last replicated record. Consumers see only the records below it, and a request with
-        acks=all waits until it has passed the batch."""
+        acks=all waits until the high watermark has passed its batch."""
         self.is_deleted = False
         self._replicates = True
         self._returned: dict[int, None] = {}
@@ -125,7 +125,7 @@ class Partition:
         self._replicate()
 
     def move_leader(self, leader: int) -> None:
-        """Elect a replica, or none, in a new leader epoch. Records that were not replicated are lost."""
+        """Elect a replica as the leader, or none, in a new leader epoch. Records that were not replicated are lost."""
         if self.log.end_offset > self.high_watermark:
             self.log.truncate(self.high_watermark)
         self.leader = leader
@@ -140,7 +140,7 @@ class Partition:
         self._replicate()
 
     def broker_stopped(self, node: int, alive: Collection[int]) -> None:
-        """Remove the broker from the ISR, unless it is the last; if it leads, the next in-sync replica takes over."""
+        """Remove a broker from the ISR unless it is the only one; if it leads, the next in-sync replica takes over."""
         self._returned.pop(node, None)
         if node in self.isr and len(self.isr) > 1:
             self.isr.remove(node)
@@ -202,7 +202,7 @@ class Partition:
 
 
 async def wait_until(partitions: Iterable[Partition], is_true: Callable[[], bool], timeout: float) -> bool:
-    """Wait until `is_true()` returns True. It is called immediately, and again after each change of these partitions.
+    """Wait until `is_true()` returns True. It is called immediately, and again after each change to these partitions.
 
     Args:
         partitions: The partitions to watch.

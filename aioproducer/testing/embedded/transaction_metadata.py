@@ -73,7 +73,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
-    """The state of a transactional id at one time, as stored in a record of the log."""
+    """The state of a transactional id at one point in time, as stored in a record of the log."""
 
     transactional_id: str
     producer_id: int
@@ -148,7 +148,7 @@ class TransactionalId:
         server_version: int,
         new_producer_id: Callable[[], int],
     ) -> TransactionMetadata:
-        """Return the state with a new epoch. If a transaction is open, return its abort instead (PREPARE_ABORT)."""
+        """Return the state with a new epoch or, if a transaction is open, the state that aborts it (PREPARE_ABORT)."""
         if self.pending is not None:
             raise TransactionRefused(ErrorCode.CONCURRENT_TRANSACTIONS)
         now = self.metadata

@@ -116,7 +116,7 @@ class TransactionCoordinator:
         Wrap the call in asyncio.timeout(). It returns immediately if no transaction is ending.
 
         Returns:
-            The state of the transactional id after that.
+            The state of the transactional id afterwards.
 
         Raises:
             KeyError: the coordinator does not know this transactional id.
@@ -204,8 +204,8 @@ class TransactionCoordinator:
         """Forget a transactional id, as Kafka does once it has been unused for seven days.
 
         Raises:
-            KeyError: the coordinator does not know it.
-            TransactionRefused: it is in use.
+            KeyError: the coordinator does not know the transactional id.
+            TransactionRefused: the transactional id is in use.
         """
         state = self._states.loaded(self._states.partition_of(transactional_id))
         transaction = (state or {})[transactional_id]
@@ -313,7 +313,7 @@ class TransactionCoordinator:
     # The log
 
     def _read(self, partition: Partition) -> dict[str, TransactionalId]:
-        """Read the states in the log, as a new leader does. Prepared transactions continue with their markers."""
+        """Read the states in the log, as a new leader does. The markers of prepared transactions are written next."""
         found = {key: TransactionalId(metadata) for key, metadata in read_states(partition.log).items()}
         for transaction in found.values():
             if transaction.state in PREPARED:
@@ -409,7 +409,9 @@ class TransactionCoordinator:
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the transaction coordinator: a bug in the embedded cluster", exc_info=error)
+            logger.error(
+                "the transaction coordinator failed because of a bug in the embedded cluster", exc_info=error
+            )
             assert isinstance(error, Exception)
             self._cluster.failures.append(error)
 

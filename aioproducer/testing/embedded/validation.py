@@ -1,6 +1,6 @@
 """A leader's checks on a batch before it is appended: first the batch as a whole, then its records.
 
-The checks are in Kafka's order, because a batch with two faults is rejected for the first one found: ProduceRequest
+The checks are in Kafka's order, because a batch with two errors is rejected for the first one found: ProduceRequest
 (`only_batch`), then UnifiedLog and LogValidator (`validate`). The log itself checks a producer's sequences later.
 """
 
@@ -82,7 +82,7 @@ def check_can_be_read(batches: Iterable[memoryview]) -> None:
     """
     for batch in batches:
         if len(batch) < _PRODUCER_ID_END:
-            raise RequestError(f"a record batch of {len(batch)} bytes")
+            raise RequestError(f"a record batch has only {len(batch)} bytes")
 
 
 def only_batch(records: memoryview | None, version: int) -> memoryview:
@@ -188,15 +188,15 @@ def _whole_batch(batch: memoryview, config: LogConfig) -> BatchHeader:
 def _check_header(header: BatchHeader) -> None:
     """Check the fields of the header (LogValidator.validateBatch)."""
     if header.record_count < 1:
-        raise _invalid(f"{header.record_count} records")
+        raise _invalid(f"the record count is {header.record_count}")
     if header.record_count != header.last_offset_delta + 1:
         raise _invalid(
-            f"{header.record_count} records, but the last offset delta is {header.last_offset_delta}"
+            f"the record count is {header.record_count}, but the last offset delta is {header.last_offset_delta}"
         )
     if header.is_control:
         raise _invalid("clients may not write control records")
     if header.producer_id > NO_PRODUCER_ID and header.base_sequence < 0:
-        raise _invalid(f"producer {header.producer_id} with sequence {header.base_sequence}")
+        raise _invalid(f"producer {header.producer_id} uses sequence {header.base_sequence}")
 
 
 def _check_size(size: int, config: LogConfig) -> None:
@@ -238,7 +238,7 @@ def _check_records(records: ScannedRecords, header: BatchHeader, config: LogConf
         is_wrong = not oldest <= timestamp <= newest if has_time else header.log_append_time
         if is_wrong and index not in errors:
             code = ErrorCode.INVALID_TIMESTAMP
-            errors[index] = f"timestamp {timestamp} is not within {oldest} to {newest}"
+            errors[index] = f"timestamp {timestamp} is not between {oldest} and {newest}"
             if not has_time:
                 errors[index] = "only brokers may write LogAppendTime"
     if errors:

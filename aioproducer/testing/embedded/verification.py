@@ -31,7 +31,7 @@ RETRY_LIMIT = 0.1
 """Seconds for which the leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
 
 COORDINATOR_TIMEOUT = 30.0
-"""Seconds after which a leader stops waiting for the answer of a coordinator."""
+"""Seconds after which a leader stops waiting for a coordinator's answer."""
 
 _PASSED_ON = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS})
 _UNREACHABLE = frozenset(
@@ -76,7 +76,7 @@ class Verified(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The result for one partition: `error` is set if the append is not allowed; otherwise, `guard` is passed to it."""
+    """The result for one partition: `error` if the append is not allowed, or else the `guard` to pass to the append."""
 
     guard: VerificationGuard | None = None
     error: AppendError | None = None

@@ -70,17 +70,16 @@ class Sent:
     own_due: float = float("inf")
     """The loop time at which the timeout passed to `send` ends."""
     deadline: float = float("-inf")
-    """The deadline of its batch, once its delivery has ended."""
+    """The deadline of its batch. With endless retries, a batch in doubt gets a later one when this has passed."""
 
     def buffered(self, delivery: Delivery, now: float, due: float) -> None:
         """Record that the record is buffered, and later its result."""
-        self.buffered_at, self.due = now, due
+        self.buffered_at, self.due, self.deadline = now, due, delivery.batch.deadline
         self.partition = delivery.topic_partition.partition
         delivery.add_done_callback(self._ended)
 
     def _ended(self, delivery: Delivery) -> None:
         self.ended_at = asyncio.get_running_loop().time()
-        self.deadline = delivery.batch.deadline
         if delivery.cancelled():
             self.told = Told.GAVE_UP_ASKING
         elif (error := delivery.exception()) is not None:

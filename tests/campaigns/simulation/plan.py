@@ -33,10 +33,17 @@ STRICT = 0.25
 """The share of plans with gapless order, and of those with endless retries, where the producer allows them."""
 COLLECTING = 0.3
 """The share of plans whose cluster collects the metrics of producers (KIP-714)."""
+IDLE = 0.2
+"""The share of plans whose connections are closed while idle."""
+SOON_IDLE = 1 / 3
+"""The share of plans with SHORT_IDLE_TIME among these."""
 SLOWEST_TRANSACTION = 30_000
 """The maximum milliseconds that users of an undisturbed run take for a transaction."""
 ROUND_TRIP = 2
 """Milliseconds within which the simulated network carries a request and its answer, even in several pieces."""
+SHORT_IDLE_TIME = 0.7
+"""Milliseconds, about as long as the simulated network takes for a request and its answer. A connection is closed soon
+after the last answer, but not before it."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +185,14 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
 
 
 def _with_idle_times(plan: Plan) -> Plan:
-    """In one plan of five, connections are closed while idle, and metadata refreshes don't keep them open."""
+    """In one plan of five, connections are closed while idle, and metadata refreshes don't keep them open. In a third
+    of these plans, they are closed soon after the last answer."""
     random = plan.random("idle")
-    if random.random() > 0.2:
+    if random.random() > IDLE:
         return plan
-    limit = random.choice([300, 20_000])
+    limit: float = random.choice([300, 20_000])
+    if random.random() < SOON_IDLE:
+        limit = SHORT_IDLE_TIME
     settings = {**plan.settings, "connections_max_idle_ms": limit, "metadata_max_age_ms": 300_000}
     return replace(plan, settings=settings, idle=1.5 * limit / 1000)
 

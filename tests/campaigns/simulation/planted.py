@@ -2,8 +2,8 @@
 block.
 
 They are bugs that other clients had: numbers reused for other bytes, false acknowledgements, commits reported without
-an answer, and unknown outcomes reported as known. `unseen.py` lists the bugs that random schedules do not find, with
-the reason and the test that finds each."""
+an answer, and unknown outcomes reported as known. `planted_connections.py` adds bugs of connections. `unseen.py` lists
+the bugs that random schedules do not find, with the reason and the test that finds each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PlantedBug:
 BUGS: list[PlantedBug] = []
 
 
-def _bug(
+def planted_bug(
     name: str, kind: str, seeds: int, rule: str, *among: str
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Any]]:
     def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Any]:
@@ -79,7 +79,7 @@ def _bug(
     return register
 
 
-@_bug("a batch in doubt is sent again under new numbers", IDEMPOTENT, 60, "nothing_is_there_twice")
+@planted_bug("a batch in doubt is sent again under new numbers", IDEMPOTENT, 60, "nothing_is_there_twice")
 def renumbered() -> Iterator[None]:
     """The brokers' duplicate detection is not used: the second copy is a new batch to them."""
 
@@ -95,7 +95,7 @@ def renumbered() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "numbers are used again for other bytes",
     IDEMPOTENT,
     60,
@@ -124,7 +124,7 @@ def reused() -> Iterator[None]:
         yield
 
 
-@_bug("an acknowledgement is lost", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
+@planted_bug("an acknowledgement is lost", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
 def lost() -> Iterator[None]:
     """Every 7th acknowledged batch ends without a result for its deliveries."""
     succeed = ProducerBatch.succeed
@@ -140,7 +140,7 @@ def lost() -> Iterator[None]:
         yield
 
 
-@_bug("an acknowledgement is ignored", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
+@planted_bug("an acknowledgement is ignored", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
 def unheard() -> Iterator[None]:
     """Every 7th acknowledged batch is treated as unanswered until its time is over."""
     complete = ProduceResults.complete
@@ -154,7 +154,7 @@ def unheard() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "an unanswered commit is reported",
     V2,
     60,
@@ -177,7 +177,7 @@ def unanswered() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "a batch whose connection was cut after it was written is called not persisted",
     IDEMPOTENT,
     60,
@@ -200,7 +200,7 @@ def _expire_without_doubt(self: GivingUp, batch: ProducerBatch, now: float) -> N
     self._results.give_up(batch, "delivery timed out")
 
 
-@_bug("a batch is dropped", IDEMPOTENT, 60, "every_acknowledged_record_is_in_the_log")
+@planted_bug("a batch is dropped", IDEMPOTENT, 60, "every_acknowledged_record_is_in_the_log")
 def dropped() -> Iterator[None]:
     """Every 5th batch is acknowledged without being sent."""
     count = iter(range(1, 10**9))
@@ -218,7 +218,7 @@ def dropped() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "a retry goes behind its successors",
     IDEMPOTENT,
     100,
@@ -242,7 +242,7 @@ def reordered() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "the parts of a split batch have one place in the order",
     IDEMPOTENT,
     200,
@@ -263,7 +263,9 @@ def parts_in_one_place() -> Iterator[None]:
         yield
 
 
-@_bug("several in flight before the first acknowledgement", IDEMPOTENT, 100, "order_is_kept", "error instead")
+@planted_bug(
+    "several in flight before the first acknowledgement", IDEMPOTENT, 100, "order_is_kept", "error instead"
+)
 def too_early() -> Iterator[None]:
     """A broker that does not know a producer accepts any first number (KAFKA-15591)."""
 
@@ -274,7 +276,7 @@ def too_early() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "a batch in flight is forgotten when it expires",
     IDEMPOTENT,
     60,
@@ -301,7 +303,7 @@ def forgotten_in_flight() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "a batch in doubt gets new numbers for a topic that was re-created",
     IDEMPOTENT,
     100,
@@ -321,7 +323,7 @@ def renumbered_for_new_topic() -> Iterator[None]:
         yield
 
 
-@_bug("with v1 an export does not spend the epoch", V1, 60, "every_acknowledged_record_is_in_the_log")
+@planted_bug("with v1 an export does not spend the epoch", V1, 60, "every_acknowledged_record_is_in_the_log")
 def export_keeps_epoch() -> Iterator[None]:
     """The owner continues with numbers that a participant has used."""
     export = Coordinator.export
@@ -335,7 +337,7 @@ def export_keeps_epoch() -> Iterator[None]:
         yield
 
 
-@_bug("v2 begins in an epoch of v1", V2, 400, "transactions_are_visible_as_told")
+@planted_bug("v2 begins in an epoch of v1", V2, 400, "transactions_are_visible_as_told")
 def upgraded_in_mid_epoch() -> Iterator[None]:
     """The markers of the last v1 transaction also end the first v2 transaction."""
     with mock.patch.object(
@@ -344,7 +346,7 @@ def upgraded_in_mid_epoch() -> Iterator[None]:
         yield
 
 
-@_bug("a release does not wait for what is in flight", V2, 60, "transactions_are_visible_as_told")
+@planted_bug("a release does not wait for what is in flight", V2, 60, "transactions_are_visible_as_told")
 def hasty_release() -> Iterator[None]:
     """The heir commits a transaction without the records that fail afterwards."""
     settled = Coordinator._settled
@@ -357,13 +359,13 @@ def hasty_release() -> Iterator[None]:
         yield
 
 
-@_bug("a failed record does not keep its transaction from being committed", V2, 60, "while it ran")
+@planted_bug("a failed record does not keep its transaction from being committed", V2, 60, "while it ran")
 def committed_all_the_same() -> Iterator[None]:
-    with mock.patch.object(Transaction, "must_abort", return_value=None):
+    with mock.patch.object(Transaction, "require_abort", return_value=None):
         yield
 
 
-@_bug("a transaction is aborted for no reason", V2, 60, "no_transaction_fails_for_no_reason")
+@planted_bug("a transaction is aborted for no reason", V2, 60, "no_transaction_fails_for_no_reason")
 def needless_abort() -> Iterator[None]:
     """Every 5th commit finds a reason to abort where there is none."""
     settled = Coordinator._settled
@@ -372,13 +374,13 @@ def needless_abort() -> Iterator[None]:
     async def settling(self: Coordinator) -> None:
         await settled(self)
         if not next(count) % 5:
-            self._transaction.must_abort(abortable(self._transaction, KafkaError("planted")))
+            self._transaction.require_abort(abortable(self._transaction, KafkaError("planted")))
 
     with mock.patch.object(Coordinator, "_settled", settling):
         yield
 
 
-@_bug("offsets go to the transaction's coordinator", V2, 60, "no_transaction_fails_for_no_reason")
+@planted_bug("offsets go to the transaction's coordinator", V2, 60, "no_transaction_fails_for_no_reason")
 def wrong_coordinator() -> Iterator[None]:
     """The transaction's coordinator rejects them, unless it is also the group's: with one broker the bug is hidden."""
     ask = CoordinatorRequests.ask
@@ -390,7 +392,7 @@ def wrong_coordinator() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "positions come a second time, with the next transaction",
     V1,
     60,
@@ -412,7 +414,7 @@ def repeated_positions() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "with v1 an offsets request in doubt does not spend the epoch",
     V1,
     100,
@@ -441,7 +443,7 @@ def offsets_keep_epoch() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "with v1 the next epoch is asked for right after a commit",
     V1,
     100,
@@ -458,14 +460,14 @@ def no_abort_before_next_epoch() -> Iterator[None]:
         yield
 
 
-@_bug("in gapless order records behind a failed one are sent", IDEMPOTENT, 60, "no_gap_is_in_the_log")
+@planted_bug("in gapless order records behind a failed one are sent", IDEMPOTENT, 60, "no_gap_is_in_the_log")
 def gap() -> Iterator[None]:
     """The setting has no effect."""
     with mock.patch.object(ProduceResults, "_end_behind"):
         yield
 
 
-@_bug("with endless retries a record in doubt expires", IDEMPOTENT, 60, "nothing_in_doubt_is_given_up")
+@planted_bug("with endless retries a record in doubt expires", IDEMPOTENT, 60, "nothing_in_doubt_is_given_up")
 def expired_in_doubt() -> Iterator[None]:
     """The setting has no effect."""
 
@@ -476,7 +478,7 @@ def expired_in_doubt() -> Iterator[None]:
         yield
 
 
-@_bug("an abort commits", V1, 60, "transactions_are_visible_as_told")
+@planted_bug("an abort commits", V1, 60, "transactions_are_visible_as_told")
 def aborted() -> Iterator[None]:
     end = Coordinator._end
 
@@ -487,7 +489,7 @@ def aborted() -> Iterator[None]:
         yield
 
 
-@_bug("close() forgets a connection", IDEMPOTENT, 60, "while it ran: close() left")
+@planted_bug("close() forgets a connection", IDEMPOTENT, 60, "while it ran: close() left")
 def left_open() -> Iterator[None]:
     async def close(self: Brokers) -> None:
         pass
@@ -496,7 +498,7 @@ def left_open() -> Iterator[None]:
         yield
 
 
-@_bug("memory is not given back", IDEMPOTENT, 60, "while it ran: close() left")
+@planted_bug("memory is not given back", IDEMPOTENT, 60, "while it ran: close() left")
 def leaked() -> Iterator[None]:
     give_up = ProducerBatch.give_up
 
@@ -508,7 +510,7 @@ def leaked() -> Iterator[None]:
         yield
 
 
-@_bug("a delivery outlives its time-out", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
+@planted_bug("a delivery outlives its time-out", IDEMPOTENT, 60, "every_call_and_delivery_ends_in_time")
 def immortal() -> Iterator[None]:
     expired = Accumulator.expired
 
@@ -519,7 +521,7 @@ def immortal() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "a commit in doubt is called not committed",
     V2,
     100,
@@ -542,7 +544,7 @@ def forgotten_commit() -> Iterator[None]:
         yield
 
 
-@_bug(
+@planted_bug(
     "rows in flight that end by their timeout are called not persisted",
     IDEMPOTENT,
     60,

@@ -95,9 +95,9 @@ def test_a_rule_can_be_withdrawn():
 
 def test_an_invalid_rule_is_rejected():
     authorizer = Authorizer()
-    with pytest.raises(ValueError, match="takes one of topic="):
+    with pytest.raises(ValueError, match="takes exactly one of topic="):
         authorizer.deny(Operation.WRITE)
-    with pytest.raises(ValueError, match="takes one of topic="):
+    with pytest.raises(ValueError, match="takes exactly one of topic="):
         authorizer.deny(Operation.WRITE, topic="t", cluster=True)
     with pytest.raises(ValueError, match='write "User:alice"'):
         authorizer.deny(Operation.WRITE, topic="t", principal="alice")

@@ -33,7 +33,7 @@ async def test_a_frozen_broker_does_not_answer_until_it_thaws():
             async with RawClient(address(cluster, 0)) as late:
                 wanted = MetadataRequest(topics=[])
                 late_id = late.send(wanted, 12)
-                # The other broker answers, and its metadata still contain the frozen one.
+                # The other broker answers, and its metadata still lists the frozen one.
                 for _ in range(3):
                     assert len((await other.metadata("t")).brokers) == 2
                 assert cluster.records("t") == []
@@ -105,7 +105,7 @@ async def test_metadata_names_a_broker_only_once_it_accepts_connections():
     async with EmbeddedCluster(2) as cluster:
         await cluster.stop_broker(0)
         starting = asyncio.create_task(cluster.start_broker(0))
-        while len(cluster.alive()) < 2:  # noqa: ASYNC110  # the first iteration in which metadata contain it
+        while len(cluster.alive()) < 2:  # noqa: ASYNC110  # the first iteration in which metadata lists it
             await asyncio.sleep(0)
         async with RawClient(address(cluster)) as client:
             await client.metadata()
@@ -132,7 +132,7 @@ async def test_a_connection_that_was_just_accepted_is_cut_when_the_broker_stops(
         broker = cluster.broker(0)
         with socket.create_connection((broker.host, broker.port)) as client:
             client.setblocking(False)
-            # In the next iteration, after the loop has accepted the connection and before it creates the transport.
+            # Halt in the next iteration, when the loop has accepted the connection but has not created the transport.
             loop.call_soon(loop.call_soon, broker.halt)
             async with asyncio.timeout(TIMEOUT):
                 with contextlib.suppress(ConnectionResetError):

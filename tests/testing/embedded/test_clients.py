@@ -27,7 +27,7 @@ WAIT = 30.0  # seconds; longer than any step takes on a slow machine
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """librdkafka's calls block, and the brokers need the loop."""
+    """Run `work` in a thread, because librdkafka's calls block and the brokers need the loop."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
@@ -47,7 +47,7 @@ def librdkafka_produces(servers: str, values: list[bytes], **settings: object) -
 
 
 def librdkafka_consumes(servers: str, partitions: int, count: int) -> list[confluent_kafka.Message]:
-    """Read topic t by assignment, from the beginning."""
+    """Read topic t from the beginning, with manually assigned partitions."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": servers,
@@ -234,7 +234,7 @@ async def test_aiokafka_consumers_share_a_topic_as_a_group(versions):
 
 
 def librdkafka_reads_as_member(servers: str, strategy: str, count: int) -> tuple[list[bytes | None], str]:
-    """Read `count` records of topic t as a member of the group "g", commit and leave; return values and member id."""
+    """Read `count` records of topic t in group "g", commit and leave; return the values and the member id."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": servers,
@@ -301,7 +301,7 @@ def our_records() -> list[ProducerRecord]:
 
 
 async def write(servers: str, records: list[ProducerRecord], **settings: object) -> list[int]:
-    """Send them with our producer, and return their offsets."""
+    """Send the records with our producer, and return their offsets."""
     async with Producer(servers, **settings) as producer:
         deliveries = [
             await producer.send(

@@ -1,4 +1,4 @@
-"""The state that the handlers of a cluster share: its coordinators, its limits, and the lives of its brokers."""
+"""The state that the handlers of a cluster share: its coordinators, its limits, and the states of its brokers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.direct_calls import unstarted_cluster
 
 
 def state_of(brokers: int = 1) -> ClusterState:
-    """The state of a cluster with topic t, whose brokers do not listen."""
+    """The state of a cluster that has topic t and whose brokers are not listening."""
     return unstarted_cluster({"t": 1}, brokers, default_partitions=3)
 
 

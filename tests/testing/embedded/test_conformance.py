@@ -18,7 +18,7 @@ CASE_MODULES = [
         "batches codecs records idempotence targets metadata producers new_topics reading groups connections".split()
     )
 ]
-# pytest does not rewrite the assertions of these modules by itself, because they are not test modules.
+# pytest does not rewrite the assertions in these modules by default, because they are not test modules.
 pytest.register_assert_rewrite(*(name for name in CASE_MODULES if name not in sys.modules))
 for name in CASE_MODULES:
     importlib.import_module(name)  # fills CASES
@@ -28,7 +28,7 @@ KAFKAS = {"apache_kafka": "4.3", "apache_kafka_39": "3.9"}
 """The fixtures of real brokers, with their releases."""
 
 ran: set[tuple[str, str, str]] = set()
-"""The cases that have run to their end: kind and release of the cluster, and name of the case."""
+"""The cases that have run to completion: the kind and release of the cluster, and the name of the case."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The connections of an embedded broker: requests are served in order, and wrong bytes close the connection."""
+"""The connections of an embedded broker: requests are served in order, and invalid bytes close the connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.raw_client import TIMEOUT, RawClient, address, batch_of, prod
 
 
 class Closing:
-    """A writer that only closes."""
+    """A writer that can only be closed."""
 
     is_closed = False
 
@@ -27,7 +27,7 @@ class Closing:
         self.is_closed = True
 
     async def wait_closed(self) -> None:
-        """Return at once: it is closed."""
+        """Return at once: the writer is already closed."""
 
 
 @pytest.mark.parametrize("size", [-1, SOCKET_REQUEST_MAX_BYTES + 1])
@@ -55,7 +55,7 @@ async def test_a_bug_in_a_handler_closes_the_connection_and_is_kept_for_the_test
         cluster.failures.clear()
 
     assert isinstance(bug, ZeroDivisionError)
-    assert "broker 0: a bug in the embedded broker" in caplog.text
+    assert "broker 0 is closing a connection because of a bug in the embedded broker" in caplog.text
 
 
 @pytest.mark.parametrize(("versions", "version"), [("2.1", 8), ("3.5", 10), ("4.0", 13)])

@@ -1,4 +1,4 @@
-"""The embedded brokers and the requests of consumers, frame by frame."""
+"""The embedded brokers' answers to consumers, frame by frame."""
 
 from __future__ import annotations
 

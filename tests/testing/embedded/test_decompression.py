@@ -1,4 +1,4 @@
-"""Batches are decompressed as strictly as producers should write, or as leniently as Kafka reads."""
+"""Decompression of batches, either strict or as lenient as Kafka's own readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripted faults of brokers and of the bytes of an answer, alone and combined."""
+"""Scripted faults that affect brokers or the bytes of an answer, alone and combined."""
 
 from __future__ import annotations
 

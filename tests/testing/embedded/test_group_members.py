@@ -62,7 +62,7 @@ def test_only_the_transitions_of_the_table_are_possible(before, after):
         on._move(after)
         assert on.state is after
     else:
-        with pytest.raises(AssertionError, match=f"a group that is {before.value} can't become one"):
+        with pytest.raises(AssertionError, match=f"transition: from '{before.value}' to '{after.value}'"):
             on._move(after)
 
 

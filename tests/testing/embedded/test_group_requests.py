@@ -1,4 +1,6 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup with faults. Usual answers: tests.support.conformance.groups."""
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup when something goes wrong.
+
+tests.support.conformance.groups covers the usual answers."""
 
 from __future__ import annotations
 

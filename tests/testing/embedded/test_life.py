@@ -36,7 +36,7 @@ def open_sockets() -> int:
 
 
 class Leftovers:
-    """Asserts at the end of a block that tasks and sockets are the same as before it."""
+    """Asserts, when a block exits, that the tasks and sockets are the same as before the block."""
 
     def __enter__(self) -> Leftovers:
         self.tasks = asyncio.all_tasks()
@@ -63,7 +63,7 @@ async def test_a_cluster_starts_within_50_ms():
         async with EmbeddedCluster(3, topics={"t": 12}):
             took.append(loop.time() - started)
 
-    # The minimum counts, because other work of the machine can only make it slower.
+    # The minimum counts, because other work on the machine can only slow the start down.
     assert min(took) < 50 * MS
 
 
@@ -156,7 +156,7 @@ async def not_reading(client: RawClient, cluster: EmbeddedCluster) -> None:
         client.send(wanted, 12)
     served = len(cluster.requests_of(ApiKey.FETCH))
     await until(lambda: len(cluster.requests_of(ApiKey.FETCH)) > served, TIMEOUT)
-    # Wait until the broker reads no further requests, because its answer can't leave.
+    # Wait until the broker reads no further requests, because it can't send its answer.
     async with asyncio.timeout(TIMEOUT):
         while served != (served := len(cluster.requests_of(ApiKey.FETCH))):  # noqa: ASYNC110
             await asyncio.sleep(20 * MS)
@@ -257,7 +257,7 @@ class CancelledAt:
 
 
 async def run(work: CancelledAt) -> asyncio.Task[None]:
-    """Run the work in a task; return the task when it has ended or was cancelled."""
+    """Run the work in a task; return the task once it has ended or been cancelled."""
 
     async def waits() -> None:
         await work

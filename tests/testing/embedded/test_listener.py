@@ -1,4 +1,4 @@
-"""The listening socket of a broker, which counts what asyncio accepts."""
+"""The listening socket of a broker, which counts the connections that asyncio accepts."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_after_a_marker_with_a_new_epoch_sequences_start_again(log):
     with pytest.raises(AppendError, match="newer epoch 4") as refused:
         write(log, ME, 1)
     assert refused.value.code is ErrorCode.INVALID_PRODUCER_EPOCH
-    with pytest.raises(AppendError, match="sequence 1, but 0 is next"):
+    with pytest.raises(AppendError, match="sequence 1 is out of order; 0 is next"):
         write(log, Identity(7, 4), 1)
     write(log, Identity(7, 4), 0)
 
@@ -326,7 +326,7 @@ def test_after_a_marker_with_a_new_epoch_sequences_start_again(log):
 def test_after_a_marker_without_a_new_epoch_sequences_continue(log):
     write(log, ME, 0)
     end(log, ME, COMMIT, bump=0)
-    with pytest.raises(AppendError, match="sequence 2, but 1 is next"):
+    with pytest.raises(AppendError, match="sequence 2 is out of order; 1 is next"):
         write(log, ME, 2)
     write(log, ME, 1)
 

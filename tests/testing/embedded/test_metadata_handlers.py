@@ -1,4 +1,4 @@
-"""Answers of brokers about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics."""
+"""The brokers' answers about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def write(
     producer_id: int = -1,
     group: str = "g",
 ) -> None:
-    """Append a group's offsets; with a producer id, in a transaction."""
+    """Append a group's offsets, in a transaction if a producer id is given."""
     records = [encoded_offset(group, target, committed, NOW) for target, committed in offsets.items()]
     if producer_id < 0:
         log.append_by_broker(encode_batch(records, NOW), leader_epoch=0)

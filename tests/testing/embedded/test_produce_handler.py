@@ -1,4 +1,4 @@
-"""The embedded brokers and the requests of producers, frame by frame."""
+"""The embedded brokers' answers to producers, frame by frame."""
 
 from __future__ import annotations
 

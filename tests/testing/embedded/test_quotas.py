@@ -13,7 +13,7 @@ from aioproducer.testing.embedded.quotas import Quota, Quotas, Rate, Timed
 from tests.conftest import MS
 from tests.support.raw_client import RawClient, address, batch_of, produce_request
 
-TEN_SECONDS_WORTH = 100_000  # bytes of one request, at the rate of the tests
+TEN_SECONDS_WORTH = 100_000  # the size of one request in bytes: ten seconds at BYTE_RATE
 BYTE_RATE = 10_000
 
 
@@ -36,7 +36,7 @@ class Client(RawClient):
 
 
 async def is_muted(client: RawClient, other: RawClient) -> bool:
-    """Whether a request stays unanswered while those of another client are served."""
+    """Return True if a request stays unanswered while another client's requests are served."""
     wanted = MetadataRequest(topics=[])
     answer = asyncio.ensure_future(client.ask(wanted, 12))
     for _ in range(3):
@@ -65,12 +65,12 @@ def throttles(limit: float, *recorded: tuple[float, float]) -> list[float]:
 @pytest.mark.parametrize(
     ("recorded", "expected"),
     [
-        # Ten windows count as already over, so bytes for ten seconds are within the quota.
+        # Ten windows count as elapsed, so ten seconds' worth of bytes is within the quota.
         ([(0.0, 10_000)], [0.0]),
         ([(0.0, 20_000)], [10.0]),
         # The values within a window are added up.
         ([(0.0, 6_000), (0.5, 6_000)], [0.0, 1.5]),
-        # Each further window extends the time of the mean, up to eleven windows.
+        # Each further window extends the period of the mean, up to eleven windows.
         ([(0.0, 10_000), (1.0, 1_000)], [0.0, 1.0]),
         ([(0.0, 10_000), (10.5, 1_000)], [0.0, 0.5]),
         # Values older than eleven windows are dropped.
@@ -178,7 +178,7 @@ async def test_a_client_above_its_byte_rate_is_answered_at_once_and_then_muted()
             answered = loop.time()
             await fast.metadata("t")
             assert loop.time() - answered >= 0.025
-            # The rate is counted by client, not by connection.
+            # The rate is measured per client, not per connection.
             async with Client(cluster, "fast") as again:
                 assert await again.throttle_of_a_large_request() > 9_000
                 assert await is_muted(again, other)

@@ -1,4 +1,4 @@
-"""Brokers that behave like different releases; every version that they serve is requested and decoded."""
+"""Brokers that behave like different releases, and their responses in every version that they serve."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.raw_client import NOW, RawClient, address, batch_of, produce_
 
 
 def request_of(cluster: EmbeddedCluster, api_key: ApiKey, version: int) -> Message:
-    """A request for this version that should succeed, or at least be answered."""
+    """A request in this version that should succeed, or at least be answered."""
     if api_key == ApiKey.PRODUCE:
         request = produce_request({("t", 0): batch_of(b"a")})
         if version >= 13:
@@ -69,7 +69,7 @@ def request_of(cluster: EmbeddedCluster, api_key: ApiKey, version: int) -> Messa
         return CreateTopicsRequest(topics=[wanted])
     if api_key == ApiKey.INIT_PRODUCER_ID:
         return InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
-    # The other requests can't succeed alone, but their answers are decoded.
+    # The other requests can't succeed on their own, but their answers are decoded.
     return REQUESTS[api_key]()
 
 
@@ -86,7 +86,7 @@ SUCCEED = {
 
 
 def errors_in(part: object) -> list[int]:
-    """All error codes of an answer, including those of its topics and partitions."""
+    """All error codes in an answer, including those of its topics and partitions."""
     if isinstance(part, list):
         return [error for item in part for error in errors_in(item)]
     fields = getattr(part, "FIELDS", ())
@@ -188,7 +188,7 @@ KAFKAS_RANGES = {
         ApiKey.CREATE_TOPICS: VersionRange(2, 7),
     },
 }
-"""The versions in Kafka's sources and jars, for the APIs of which no producer needs all versions."""
+"""The versions in Kafka's sources and jars, for APIs that no producer needs in all versions."""
 
 
 @pytest.mark.parametrize("release", KAFKAS_RANGES)
@@ -222,7 +222,7 @@ def test_an_unknown_release_is_rejected_with_a_list_of_the_known_ones():
 
 
 def without_telemetry(release: str) -> dict[ApiKey, int]:
-    """The ceilings, without the two APIs that brokers offer only with a plugin (test_apache_telemetry uses it)."""
+    """The ceilings, without the two APIs that brokers offer only with a plugin (test_apache_telemetry uses one)."""
     return {api_key: version for api_key, version in _ceilings(release).items() if api_key not in _TELEMETRY}
 
 

@@ -1,4 +1,4 @@
-"""The context of a request in a broker: the parts to which a scripted fault applies."""
+"""The context of a request in a broker, and the parts of the request to which a scripted fault applies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_version_and_release_are_those_of_the_request_and_its_broker():
     assert not one.release.transaction_version
 
 
-# Each row: the target of a fault, and whether it applies to the request, t, t-0, t-1 and u-0.
+# Each row: the target of a fault, and whether the fault applies to the request, t, t-0, t-1 and u-0.
 NARROWNESS = [
     ({}, [True, True, True, True, True]),
     ({"topic": "t"}, [False, True, True, True, False]),

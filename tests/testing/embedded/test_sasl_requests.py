@@ -1,4 +1,4 @@
-"""The handlers of SaslHandshake and SaslAuthenticate, without sockets."""
+"""The handlers for SaslHandshake and SaslAuthenticate, without sockets."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.raw_client import NOW
 
 @pytest.mark.parametrize(
     ("key", "partition"),
-    # The hash codes are 0, 97, 99162322, -862545276 and the smallest int, which Kafka replaces by 0.
+    # The hash codes are 0, 97, 99162322, -862545276 and the smallest int, which Kafka replaces with 0.
     [("", 0), ("a", 47), ("hello", 22), ("Hello World", 26), ("polygenelubricants", 0)],
 )
 def test_the_partition_of_a_key_follows_from_javas_hash_code(key, partition):

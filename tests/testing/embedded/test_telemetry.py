@@ -1,4 +1,4 @@
-"""The subscription of the cluster to clients' metrics, and its id."""
+"""The cluster's subscription to clients' metrics, and the id of the subscription."""
 
 from __future__ import annotations
 

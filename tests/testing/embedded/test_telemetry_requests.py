@@ -1,4 +1,4 @@
-"""GetTelemetrySubscriptions and PushTelemetry of the embedded brokers, as encoded requests."""
+"""The embedded brokers' answers to GetTelemetrySubscriptions and PushTelemetry, over a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions on all brokers: leaders, replicas in sync, the high watermark."""
+"""Partitions on all brokers: their leaders, in-sync replicas and high watermarks."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ COMMITTED = sorted(b"%d-%d" % (number, record) for number in (0, 2) for record i
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """librdkafka's calls block, and the brokers need the loop."""
+    """Run `work` in a thread, because librdkafka's calls block and the brokers need the loop."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def librdkafka_transacts(servers: str) -> list[int]:
-    """Produce and commit offsets in transactions; return the group's offset after each of them."""
+    """Produce and commit offsets in transactions; return the group's offset after each transaction."""
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": "txn"})
     producer.init_transactions(WAIT)
     consumer = librdkafka_consumer(servers, "read_committed")

@@ -359,7 +359,7 @@ async def test_records_that_are_lost_with_their_leader_are_not_part_of_the_trans
             assert answer.error_code == OK
             cluster.move_leader("t", 0, node)
             cluster.release_replication("t", 0)
-            # The new leader asks the coordinator again, which knows the partition.
+            # The new leader asks the coordinator again, and the coordinator knows the partition.
             assert cluster.log("t", 0).end_offset == 0
             assert await on.produce(me, 0, b"again", version=12) == OK
             await on.commit(me)

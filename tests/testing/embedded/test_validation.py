@@ -1,4 +1,4 @@
-"""The embedded leader's checks of a batch. The conformance cases run the same checks on a real Kafka."""
+"""The embedded leader's checks on a batch. The conformance cases run the same checks on a real Kafka."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_missing_batch_is_rejected():
 
 
 def changed(format: str, at: int, value: int, batch: bytes | None = None) -> bytes:
-    """A batch with another number in its header, and a correct checksum."""
+    """A batch with one number in its header changed, and a correct checksum."""
     data = bytearray(batch_of(b"a", b"b") if batch is None else batch)
     struct.pack_into(format, data, at, value)
     struct.pack_into(">I", data, CRC_AT, crc32c.crc32c(bytes(data[ATTRIBUTES_AT:])))
@@ -101,7 +101,7 @@ def test_an_unknown_codec_below_version_7_fails_the_request(codec):
 
 
 def short(length: int) -> bytes:
-    """A batch with a correct length that is shorter than a header."""
+    """A batch that is shorter than a header, with a correct length field."""
     data = bytearray(batch_of(b"a")[: 12 + length])
     struct.pack_into(">i", data, 8, length)
     return bytes(data)

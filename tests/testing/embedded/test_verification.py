@@ -118,7 +118,7 @@ async def test_before_kafka_3_6_batches_are_not_verified():
 
 @pytest.mark.parametrize(
     ("version", "abortable_since", "support"),
-    # TRANSACTION_ABORTABLE exists since version 11 of Produce and version 4 of TxnOffsetCommit (KIP-890).
+    # TRANSACTION_ABORTABLE was added in version 11 of Produce and version 4 of TxnOffsetCommit (KIP-890).
     [
         (9, 11, Support.NOTHING),
         (10, 11, Support.NOTHING),
