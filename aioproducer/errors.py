@@ -211,7 +211,7 @@ class BufferTimeoutError(KafkaTimeoutError):
 class MetadataTimeoutError(KafkaTimeoutError):
     """No metadata for the topic arrived within max_block_ms; the record was not buffered.
 
-    `reported` is the name of the error that the cluster reports for the topic; empty if no broker has answered.
+    `reported` is the name of the error that the cluster reports for the topic; empty if the cluster has not answered.
     """
 
     outcome = Outcome.NOT_PERSISTED

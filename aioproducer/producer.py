@@ -95,7 +95,8 @@ class Producer(
             "consistent_random" (librdkafka's), "round_robin", "random", or a callable
             (key, all partitions, available partitions) -> partition.
         partitioner_ignore_keys: the same as partitioner="random".
-        partitioner_adaptive_partitioning_enable: for records without a key, avoid partitions whose batches queue up.
+        partitioner_adaptive_partitioning_enable: send fewer of the records without a key to partitions whose batches
+            queue up.
         partitioner_availability_timeout_ms: avoid partitions whose broker has accepted nothing for this long; 0: never.
         key_serializer, value_serializer: f(value) or f(value, context) -> bytes, or an object with
             serialize(topic, value, headers); each may be async. A key or value of None is not serialized.

@@ -264,7 +264,7 @@ def _check(
     if delimiter is not None and len(delimiter) != 1:
         raise UsageError("--delimiter must be a single character")
     if partition is not None and partition_column is not None:
-        raise UsageError("--partition and --partition-column contradict each other; keep one")
+        raise UsageError("--partition and --partition-column cannot be used together; keep one")
 
 
 def _check_acks(producer: Producer) -> None:

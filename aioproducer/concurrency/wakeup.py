@@ -42,7 +42,7 @@ class WakeUp:
     async def sleep(self, until: float | None = None) -> None:
         """Wait until the event is set. If nothing sets it earlier, a timer sets it at the loop time `until`."""
         if self._is_set:
-            # Waiting for a completed future would not yield to the loop, but other tasks must run between two sleeps.
+            # Waiting for a completed future would not yield to the loop, but other tasks must run during each call.
             await asyncio.sleep(0)
             return
         self.set_at(until)

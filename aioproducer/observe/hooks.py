@@ -239,10 +239,8 @@ class Hooks:
 
     def tell(self, listeners: list[Any], event: Event) -> None:
         """Call the methods of one event, such as `on_batch`."""
-        for (
-            hook,
-            method,
-        ) in listeners:  # switching off a hook replaces the list, and leaves this one unchanged
+        # Switching off a hook replaces the list, and leaves this one unchanged.
+        for hook, method in listeners:
             try:
                 returned = method(event)
             except ENDS_OF_THE_PROGRAM:

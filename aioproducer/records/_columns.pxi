@@ -386,10 +386,11 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
         name = field.name.decode() if field.name != NULL else ""
         if name not in known:
             raise InvalidRecordError(
-                f"values: the record batch has a column {name!r}, which send_many does not know; leave it out (it "
-                f"knows {', '.join(known)})", argument="values")
+                f"values: the record batch has a column {name!r}, which send_many does not know; leave the column out "
+                f"or rename it (to one of {', '.join(known)})", argument="values")
         if name in found:
-            raise InvalidRecordError(f"values: the record batch has two columns {name!r}; keep one", argument="values")
+            raise InvalidRecordError(
+                f"values: the record batch has two columns named {name!r}; keep one", argument="values")
         found.add(name)
         piece = piece_of(field, array.children[number], array.offset, array.length, owner, known[name])
         (<Column>columns.setdefault(known[name], Column())).add(piece)

@@ -271,7 +271,7 @@ if TYPE_CHECKING:
 
 
 class SendCalls(Generic[Sent, Acknowledged, Tried, K, V]):
-    """Base of the producers: the types of `send`, `send_and_wait` and `try_send`.
+    """Base class of both producers, with the types of `send`, `send_and_wait` and `try_send`.
 
     The first three parameters are the types that the calls return, since the calls of the asyncio producer return
     coroutines. At runtime, the class only makes a producer generic. The docstrings of its methods are those of the
@@ -288,7 +288,7 @@ class SendCalls(Generic[Sent, Acknowledged, Tried, K, V]):
             interceptors, and for the loop to buffer a large record. Otherwise it returns immediately.
 
             Raises:
-                KafkaError: those of `aioproducer.Producer.send`, which mean that the record was not sent. An error that
+                KafkaError: the same errors as `aioproducer.Producer.send`; the record was not sent. An error that
                     occurs after `send` has returned (for example, because the buffer has just become full) is raised by
                     the delivery.
 

@@ -423,7 +423,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
-            "a Producer needs `async with`, in a coroutine; code without asyncio uses aioproducer.blocking.Producer"
+            "a Producer needs `async with`, inside a coroutine; in code without asyncio, use "
+            "aioproducer.blocking.Producer"
         )
 
     def __exit__(self, *error: object) -> None:

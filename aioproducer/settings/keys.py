@@ -221,7 +221,7 @@ _NOTED: dict[str, str] = {
     f"Python's logging does this; {_LOGGING}": "debug log_level log.thread.name log.queue",
     "buffer_memory limits the waiting records, in bytes": "queue.buffering.max.messages",
     "batch_size limits a batch, in bytes": "batch.num.messages",
-    "the sticky partition changes after a full batch, or after 16 KiB if batches are sent before they are full": (
+    "the sticky partition changes after a full batch, or 16 KiB if batches are sent before they are full (KIP-794)": (
         "sticky.partitioning.linger.ms"
     ),
     "a request is sent whenever a broker can accept one": "queue.buffering.backpressure.threshold",

@@ -52,8 +52,9 @@ def _look_at_protocol(unsettled: UnsettledSettings, prefix: str, fix: str) -> No
     elif all(name in _ONLY_TRUST and not unsettled.is_keyword(name) for name in names):
         for name in names:
             unsettled.drop(name)
+        has = "has" if len(names) == 1 else "have"
         unsettled.notes.append(
-            f"{_list(unsettled, names)} has no effect with {unsettled.as_text('security_protocol')}"
+            f"{_list(unsettled, names)} {has} no effect with {unsettled.as_text('security_protocol')}"
         )
     else:
         raise unsettled.contradiction(
@@ -272,9 +273,10 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
 def _reject_unused(unsettled: UnsettledSettings, others: Sequence[str]) -> None:
     """Reject settings that belong to other mechanisms."""
     if others:
+        them = "it" if len(others) == 1 else "them"
         raise unsettled.error_for(
             "sasl_mechanism",
-            f"does not use {_list(unsettled, others)}; leave them out",
+            f"does not use {_list(unsettled, others)}; leave {them} out",
             against=(*others, *_TOKEN_SOURCES),
         )
 

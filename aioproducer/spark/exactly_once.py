@@ -260,7 +260,7 @@ def _check_disjoint(reports: Sequence[TaskReport]) -> None:
             if place in owners:
                 raise SinkError(
                     f"exactly_once: tasks {owners[place]} and {report.task} have both written to {place.topic}-"
-                    f"{place.partition}; all rows of a partition must be in one task: {HELPER}"
+                    f"{place.partition}; all rows of a partition must be in one task; use {HELPER}"
                 )
             owners[place] = report.task
 
@@ -323,7 +323,7 @@ def write_exactly_once(
     attempt: int,
     speculation: bool,
 ) -> TaskReport:
-    """Write a task's rows as a participant in the transaction. When this function returns, the sockets are closed.
+    """Write a task's rows as a participant in the transaction. Close the producer's sockets before returning.
 
     Raises:
         SinkError: a row was not written, or this is not the first attempt. The whole write must be planned again.
@@ -353,8 +353,8 @@ def write_exactly_once(
         if rivals := _rivals(error):
             raise OtherWriterError(
                 f"exactly_once: task {task} wrote to a partition that already had another writer (or the response to "
-                f"the task's first batch was lost{_or_the_topic(options)}); all rows of a partition must be in one task"
-                f": {HELPER}. {error}",
+                f"the task's first batch was lost{_or_the_topic(options)}); all rows of a partition must be in one "
+                f"task; use {HELPER}. {error}",
                 rivals=rivals,
                 answer=str(error),
             ) from error
@@ -430,8 +430,8 @@ def _with_partitions(
             if len(own) and (last := pc.max(own).as_py()) >= count:
                 counts = dict(plan.partitions) if options.topic is None else count
                 raise SinkError(
-                    f"exactly_once: a row is for partition {last}, but topic {topic} has {count} "
-                    f"(0 to {count - 1}): aioproducer.spark.partition_by_key(df, {counts})"
+                    f"exactly_once: a row is for partition {last}, but the last partition of topic {topic} is "
+                    f"{count - 1}; use aioproducer.spark.partition_by_key(df, {counts})"
                 )
         return batch
     if task > 0:

@@ -189,8 +189,8 @@ class _AiokafkaInput(Input):
     async def _position(self) -> None:
         if self.membership is None:
             raise IllegalStateError(
-                "this version of aiokafka does not show the consumer's generation and member id, without which a "
-                "consumer that has lost its partitions could commit"
+                "this version of aiokafka does not expose the consumer's generation and member id; without them, a "
+                "consumer that has lost its partitions could still commit"
             )
         changes, wanted = self.changes, self._unpositioned
         positions = await self._positions.of(self.membership.group_id, wanted)

@@ -1,7 +1,8 @@
 """Sends a transaction's requests to its coordinator, one at a time, and applies the answers.
 
 state.py decides what to send, and outcomes.py defines what an answer means. `initialize`, `commit`, `abort`, `fence`
-and `send_offsets` each run in their own task; `export`, `release` and `committed` run in the caller's."""
+and `send_offsets` each run in their own task; `export`, `release` and `committed` run in the caller's, but the requests
+of `export` are sent in their own tasks."""
 
 from __future__ import annotations
 

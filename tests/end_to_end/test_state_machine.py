@@ -54,7 +54,7 @@ PASSING: dict[str, dict[str, Any]] = {
     "half an answer": {"truncate": 7},
     "no word of the partition": {"omit_partitions": True},
 }
-"""Faults of a Produce request that harm no record."""
+"""Faults of a Produce request that do not cause any record to be lost."""
 
 PASSING_AT_THE_END: dict[str, dict[str, Any]] = {
     "dropped before": {"drop_before": True},

@@ -1,4 +1,4 @@
-"""The wire, with and without TLS: bytes arrive completely and in order, and the wire knows how many were sent."""
+"""The wire, with and without TLS: all bytes arrive, in order, and the wire knows how many were sent."""
 
 from __future__ import annotations
 

@@ -455,7 +455,7 @@ async def test_arrow_rows_that_cannot_be_sent_have_errors():
         (
             {"values": pa.Table.from_arrays([pa.array([b"x"]), pa.array([b"y"])], ["value", "value"])},
             "values",
-            "two columns 'value'",
+            "'value'; keep one",
         ),
         ({"values": pa.table({"partition": [0]})}, "values", "neither a column value nor a column key"),
         ({"values": pa.table({"value": [b"x"]}), "keys": [b"k"]}, None, None),

@@ -338,7 +338,7 @@ def test_trusted_certificates_without_tls_cause_a_warning_in_a_file_and_an_error
 
     assert config.ssl_truststore_location is None
     assert (
-        "ssl_truststore_location, ssl_truststore_password has no effect with security_protocol=PLAINTEXT"
+        "ssl_truststore_location, ssl_truststore_password have no effect with security_protocol=PLAINTEXT"
         in (caplog.text)
     )
     with pytest.raises(ConfigError, match="set security_protocol=SSL or SASL_SSL"):

@@ -254,7 +254,7 @@ def test_a_single_task_needs_no_partition_column(spark, cluster, topic):
 def test_two_tasks_that_write_to_one_partition_are_refused(spark, cluster, topic):
     df = numbered(spark, 30, partitions=2).withColumn("partition", F.lit(1))
 
-    with pytest.raises(Exception, match=r"must be in one task: aioproducer\.spark\.partition_by_key"):
+    with pytest.raises(Exception, match=r"must be in one task; use aioproducer\.spark\.partition_by_key"):
         write(df, cluster.servers, topic, delivery="exactly_once", transactionalId=topic)
     assert cluster.committed(topic) == []
 

@@ -188,7 +188,7 @@ async def test_a_consumer_without_a_generation_is_not_used():
     await source.subscribe(["in"])
     await consumer.assign_all(0)
 
-    with pytest.raises(IllegalStateError, match="does not show the consumer's generation"):
+    with pytest.raises(IllegalStateError, match="does not expose the consumer's generation"):
         await source.poll(10, 0.01)
 
 

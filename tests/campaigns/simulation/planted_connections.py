@@ -40,8 +40,8 @@ def forgotten_features() -> Iterator[None]:
     "a connection with a request in flight is closed as idle", ACKS_1, 150, "nothing_fails_for_no_reason"
 )
 def closed_in_flight() -> Iterator[None]:
-    """The idle time ends in the middle of a request that takes longer. Sent again on another connection, the request
-    may end in the same way."""
+    """The idle check ignores requests in flight. If such a request is sent again on another connection, it may fail
+    in the same way."""
     on_timer = RequestStream._on_timer
 
     def on_time(self: RequestStream) -> None:
