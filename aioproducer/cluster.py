@@ -146,7 +146,7 @@ class Cluster:
             if (node := node_of(broker)) is not None:
                 nodes[node.node_id] = node
         if not nodes:
-            raise ProtocolError("a metadata response without any broker was rejected", written=True)
+            raise ProtocolError("a metadata response that listed no brokers was rejected", written=True)
         nodes = self.nodes if nodes == self.nodes else nodes
         if nodes.keys() >= self.nodes.keys():
             topics = dict(self.topics)

@@ -4,7 +4,7 @@ try:
     from aioproducer.observe.otel import AioproducerInstrumentor
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        'aioproducer.otel needs an extra: pip install "aioproducer[otel]"', name=error.name
+        'aioproducer.otel requires an extra; run pip install "aioproducer[otel]"', name=error.name
     ) from error
 
 __all__ = ["AioproducerInstrumentor"]

@@ -429,7 +429,7 @@ class Producer(
             # A participant may write only to some partitions, so the partition must be known before the append.
             if key is None or not self._choice.is_compiled:
                 raise InvalidRecordError(
-                    "a producer that takes part in another producer's transaction needs partition= or, with the "
+                    "a producer that takes part in another producer's transaction requires partition= or, with the "
                     "partitioner murmur2, a key",
                     argument="partition",
                 )

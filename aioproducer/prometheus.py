@@ -4,7 +4,7 @@ try:
     from aioproducer.observe.prometheus import ProducerCollector
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        'aioproducer.prometheus needs an extra: pip install "aioproducer[prometheus]"', name=error.name
+        'aioproducer.prometheus requires an extra; run pip install "aioproducer[prometheus]"', name=error.name
     ) from error
 
 __all__ = ["ProducerCollector"]

@@ -174,7 +174,7 @@ class Secret:
         if text is not None and not isinstance(text, str):
             type_name = type(text).__name__
             del text  # a traceback that shows locals must not show the secret
-            raise TypeError(f"a secret is a str, not {type_name}")
+            raise TypeError(f"a secret must be a str, not {type_name}")
         self._text = text
 
     @property

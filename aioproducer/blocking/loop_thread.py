@@ -164,8 +164,8 @@ def set_loop_factory(factory: LoopFactory | None) -> None:
     with _lock:
         if _current is not None and factory is not _loop_factory:
             raise IllegalStateError(
-                "set_loop_factory(): blocking producers are already running, and share a loop; call it before the "
-                "first one starts, or when all are closed"
+                "set_loop_factory() was called while blocking producers are running, which share a loop; call it "
+                "before the first one starts, or after all of them are closed"
             )
         _loop_factory = factory
 
@@ -278,13 +278,13 @@ class Call(Generic[T]):
             thread.post(self._cancel)
             raise
         if not has_ended and thread.is_alive:
-            raise TimeoutError(f"the call did not end within {seconds:g} s")
+            raise TimeoutError(f"the call did not complete within {seconds:g} s")
         task, self._task = (
             self._task,
             None,
         )  # the error's traceback refers to this frame, which must not refer back to the error
         if task is None or not task.done() or task.cancelled():
-            raise ProducerClosed("the producer was closed before the call ended")
+            raise ProducerClosed("the producer was closed before the call completed")
         try:
             return task.result()
         finally:

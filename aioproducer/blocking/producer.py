@@ -264,7 +264,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
             self._sends.call(partial(self._close, 0)).wait(thread, GRACE_SECONDS)
         except TimeoutError:
             self._log.error(
-                "%r did not end within %g s; a callback, serializer or interceptor is blocking its event loop",
+                "%r did not close within %g s; a callback, serializer or interceptor is blocking its event loop",
                 self,
                 GRACE_SECONDS,
             )
@@ -297,7 +297,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         return closed
 
     async def __aenter__(self) -> NoReturn:
-        raise TypeError("a blocking Producer needs `with`; `async with` is for aioproducer.Producer")
+        raise TypeError("a blocking Producer requires `with`; `async with` is for aioproducer.Producer")
 
     async def __aexit__(self, *error: object) -> None:
         """Do nothing; Python looks this method up before it calls __aenter__."""
@@ -305,7 +305,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Producer can't be pickled or copied, since it belongs to a process and its threads; send the settings "
-            "and build one in each process"
+            "and create one in each process"
         )
 
     def __enter__(self) -> Self:
@@ -331,7 +331,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     def _check_usable(self) -> LoopThread:
         check_may_block()
         if self._report is not None:
-            raise ProducerClosed("the producer is closed; build a new one")
+            raise ProducerClosed("the producer is closed; create a new one")
         if self._sends.thread is None:
             raise ProducerNotStartedError(
                 "the producer is not started; use `with Producer(...)` or producer.start()"

@@ -66,7 +66,7 @@ class SendQueue:
         """
         assert self.thread is not None
         if self.thread.generation != generation():
-            raise ForkedError("the process was forked after start(); build a producer in the child")
+            raise ForkedError("the process was forked after start(); create a producer in the child process")
         return self.thread
 
     def __len__(self) -> int:
@@ -347,7 +347,7 @@ class Delivery:
                 if not thread.is_alive:
                     raise ProducerClosed("the producer was closed before the record was in the buffer")
                 raise TimeoutError(
-                    f"the record has no result after {timeout:g} s; the producer continues to send it"
+                    f"the record has no result after {timeout:g} s; the producer keeps trying to send it"
                 )
         self._is_seen = True
         if self._is_cancelled:

@@ -85,13 +85,13 @@ def _build(settings: dict[str, Any]) -> Producer[Any, Any]:
     if settings.get("transactional_id") is not None:
         raise ConfigError(
             "a shared producer can't have a transactional_id: the records from all threads would be in one "
-            "transaction, and the processes would fence each other; build a Producer for each transactional_id",
+            "transaction, and the processes would fence each other; create a Producer for each transactional_id",
             setting="transactional_id",
             value=settings["transactional_id"],
         )
     if _is_building:
         raise IllegalStateError(
-            "shared_producer() was called while this thread was building a shared producer; a log handler that calls "
+            "shared_producer() was called while this thread was creating a shared producer; a log handler that calls "
             "it must not receive records from the loggers under 'aioproducer'"
         )
     _is_building = True

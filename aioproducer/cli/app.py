@@ -18,7 +18,7 @@ from aioproducer.cli.produce import produce
 app = typer.Typer(
     name="aioproducer",
     help="Send records to Apache Kafka, and find out why sending fails.",
-    epilog="Exit codes: 0 delivered, 1 failed, 2 wrong usage, 3 outcome unknown, 130 interrupted.",
+    epilog="Exit codes: 0 delivered, 1 failed, 2 usage error, 3 outcome unknown, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -39,7 +39,11 @@ def bench(
     rate: Annotated[
         float | None,
         typer.Option(
-            "--rate", "--throughput", metavar="N", help="At most N records a second.", show_default=False
+            "--rate",
+            "--throughput",
+            metavar="N",
+            help="Send at most N records per second.",
+            show_default=False,
         ),
     ] = None,
     payload_file: Annotated[
@@ -69,11 +73,13 @@ def bench(
 
     async def command(stop: Stop) -> ExitCode:
         if rate is not None and not (rate > 0 or rate == -1):
-            raise UsageError(f"--rate {rate:g}: it must be more than 0")
+            raise UsageError(f"--rate must be more than 0, not {rate:g}")
         values = _payloads(payload_file, size)
         producer = new_producer(given, screen)
         if producer.config.transactional_id is not None or producer.config.acks == 0:
-            raise UsageError("bench measures acknowledgements: leave out acks=0 and transactional.id")
+            raise UsageError(
+                "bench measures acknowledgements outside transactions; leave out acks=0 and transactional.id"
+            )
         await stop.unless_stopped(producer.start())
         figures = Figures(lambda: producer.metrics().records_acked)
         run = _Run(producer, topic, values, figures, records)

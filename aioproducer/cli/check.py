@@ -56,7 +56,7 @@ def check(
 
     async def command(stop: Stop) -> ExitCode:
         if write and topic is None:
-            raise UsageError("--write needs --topic")
+            raise UsageError("--write requires --topic")
         # The transactional id is left out; otherwise the check would fence the producer that uses it.
         producer = new_producer(given, screen, transactional_id=None)
         checklist = Checklist(screen)
@@ -125,7 +125,7 @@ async def _check_brokers(
         if node is None:
             checklist.failed(
                 "address",
-                "the broker's id or its address is invalid: a producer ignores this broker",
+                "the broker's id or address is invalid, so producers ignore this broker",
                 advice_on(broker, bootstrap),
             )
             reached = False

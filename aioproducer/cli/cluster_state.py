@@ -58,8 +58,8 @@ async def ask_metadata(
 def advice_on(broker: Endpoint, bootstrap: str) -> str:
     """Return advice on a broker whose advertised address cannot be reached."""
     return (
-        f"the cluster advertises {broker.host}:{broker.port} to its clients: fix advertised.listeners of broker "
-        f"{broker.node_id}, or make this name and port reachable from here (you connect through {bootstrap})"
+        f"the cluster advertises {broker.host}:{broker.port} to its clients; correct advertised.listeners of broker "
+        f"{broker.node_id}, or make this name and port reachable from this machine (you connect through {bootstrap})"
     )
 
 
@@ -91,7 +91,7 @@ def check_topic(answer: MetadataResponse, name: str, checklist: Checklist) -> bo
     if behind:
         checklist.look(
             "in-sync",
-            f"replicas are missing in {_listed(behind)}",
+            f"not all replicas of {_listed(behind)} are in sync",
             "acks=all fails with NOT_ENOUGH_REPLICAS if fewer than min.insync.replicas are left",
         )
     else:
@@ -101,19 +101,21 @@ def check_topic(answer: MetadataResponse, name: str, checklist: Checklist) -> bo
 
 def _check_rights(operations: int, checklist: Checklist) -> bool:
     if operations == NOT_REPORTED:
-        checklist.look("rights", "the brokers do not report them", "use --write to be sure")
+        checklist.look("rights", "the brokers do not report this user's rights", "use --write to find out")
         return True
     allowed = [name for bit, name in OPERATIONS.items() if operations >> bit & 1]
     if operations >> WRITE & 1:
         checklist.passed("rights", ", ".join(allowed))
         return True
     checklist.failed(
-        "rights", f"no WRITE, only {', '.join(allowed) or 'nothing'}", "grant WRITE on the topic to this user"
+        "rights",
+        f"WRITE is not granted, only {', '.join(allowed) or 'nothing'}",
+        "grant WRITE on the topic to this user",
     )
     return False
 
 
-_NOT_A_BROKER = "is this a Kafka broker? A broker answers for the topic that was requested"
+_NOT_A_BROKER = "check that this is a Kafka broker; a broker answers only for the topic that was requested"
 _ADVICE = {
     "UNKNOWN_TOPIC_OR_PARTITION": "create it, or correct its name; check does not create topics",
     "TOPIC_AUTHORIZATION_FAILED": "grant DESCRIBE and WRITE on the topic to this user",

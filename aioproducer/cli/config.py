@@ -103,7 +103,7 @@ def _handled(entry: Entry) -> tuple[str, str]:
 
 
 def _shown(name: str, value: object) -> str:
-    return "a function, for programs only" if callable(value) else SETTINGS[name].shown(value)
+    return "a function, which only programs use" if callable(value) else SETTINGS[name].shown(value)
 
 
 def _accepted(given: Given, screen: Screen) -> tuple[ProducerConfig | None, str]:

@@ -25,9 +25,9 @@ class FailedFile:
         self.path = path
         self._descriptor = -1
         if path.is_dir():
-            raise UsageError(f"--failed {path}: it is a directory")
+            raise UsageError(f"--failed {path} is a directory; name a file")
         if path.is_file() and path.stat().st_size:
-            raise UsageError(f"--failed {path}: the file is not empty; move it away first")
+            raise UsageError(f"--failed {path}: the file is not empty; move it elsewhere first")
         if not path.exists() and not os.access(path.parent, os.W_OK):
             raise UsageError(f"--failed {path}: the directory does not exist or cannot be written")
 

@@ -25,7 +25,7 @@ def read_json_lines(source: Source, before: int, columns: Columns) -> Iterator[I
         if not columns.named:
             return InputRecord(line.strip())
         if not isinstance(value, dict):
-            raise ValueError("not a JSON object, which is needed if columns are named")
+            raise ValueError("not a JSON object, which the column options require")
         columns.check(value)
         return columns.record(value)
 

@@ -19,7 +19,7 @@ def main() -> int:
             if package not in PACKAGES:
                 raise
             sys.stderr.write(
-                f"The command aioproducer needs the package {package}, which is not installed: "
+                f"The command aioproducer requires the package {package}, which is not installed; run "
                 "pip install 'aioproducer[cli]'\n"
             )
             return ExitCode.USAGE

@@ -37,7 +37,7 @@ Settings = Annotated[
         "-X",
         "--set",
         metavar="KEY=VALUE",
-        help="One more setting, which overrides the file. Repeatable. Not for secrets: other users can see them.",
+        help="A setting that overrides the file. Repeatable. Not for secrets, because other users can see them.",
         show_default=False,
         rich_help_panel=CLUSTER,
     ),

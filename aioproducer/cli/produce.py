@@ -49,7 +49,7 @@ def produce(
         typer.Option(
             "--format",
             "-f",
-            help="Format of the input. Default: by the file name extension, otherwise lines. "
+            help="Format of the input. Default: derived from the file name extension, or else lines. "
             "records: the format that --failed writes.",
             show_default=False,
             rich_help_panel=IN_INPUT,
@@ -94,7 +94,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column to use as the value. Default: all columns that no option names, as a JSON object.",
+            help="Column to use as the value. Default: all columns that no other option names, as a JSON object.",
             show_default=False,
             rich_help_panel=IN_COLUMNS,
         ),
@@ -122,7 +122,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column with the number of the partition.",
+            help="Column with the partition number.",
             show_default=False,
             rich_help_panel=IN_COLUMNS,
         ),
@@ -131,7 +131,7 @@ def produce(
         bool,
         typer.Option(
             "--keep",
-            help="Also keep, in the JSON value, the columns that an option names.",
+            help="In the JSON value, also include the columns that other options name.",
             rich_help_panel=IN_COLUMNS,
         ),
     ] = False,
@@ -160,7 +160,10 @@ def produce(
     rate: Annotated[
         float | None,
         typer.Option(
-            metavar="N", help="At most N records a second.", show_default=False, rich_help_panel=IN_DELIVERY
+            metavar="N",
+            help="Send at most N records per second.",
+            show_default=False,
+            rich_help_panel=IN_DELIVERY,
         ),
     ] = None,
     transaction: Annotated[
@@ -260,7 +263,7 @@ def _check(
     rate: float | None, delimiter: str | None, partition: int | None, partition_column: str | None
 ) -> None:
     if rate is not None and not rate > 0:
-        raise UsageError(f"--rate {rate:g}: it must be more than 0")
+        raise UsageError(f"--rate must be more than 0, not {rate:g}")
     if delimiter is not None and len(delimiter) != 1:
         raise UsageError("--delimiter must be a single character")
     if partition is not None and partition_column is not None:
@@ -270,7 +273,8 @@ def _check(
 def _check_acks(producer: Producer) -> None:
     if producer.config.acks == 0:
         raise UsageError(
-            "acks=0 gets no acknowledgements, so nothing could be reported as delivered; use acks=1 or all"
+            "with acks=0, brokers send no acknowledgements, so no record could be reported as delivered; use acks=1 or "
+            "acks=all"
         )
 
 

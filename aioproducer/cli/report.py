@@ -111,7 +111,10 @@ class Report:
             "",
         )
         if ledger.delivered_later or ledger.unknown:
-            yield "  Later records are, or may be, already in the log; continuing can create duplicates.", ""
+            yield (
+                "  Some later records are or may be in the log already, so continuing can create duplicates.",
+                "",
+            )
 
     @property
     def _is_transactional(self) -> bool:

@@ -85,7 +85,7 @@ def _pairs(given: Given) -> dict[str, Secret]:
     if all(sign and key.strip() for key, sign, _ in parts):
         return {key.strip(): Secret(value) for key, _, value in parts}
     del parts  # a traceback that shows locals must not show passwords
-    raise UsageError("-X needs KEY=VALUE, such as -X compression.type=zstd")
+    raise UsageError("-X requires KEY=VALUE, such as -X compression.type=zstd")
 
 
 def _warn_of_secrets(given: Given, screen: Screen) -> None:

@@ -25,7 +25,7 @@ def check_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise UsageError("Parquet and Arrow files need pyarrow: pip install pyarrow") from error
+        raise UsageError("Parquet and Arrow files require pyarrow; run pip install pyarrow") from error
 
 
 def read_parquet(source: Source, before: int, columns: Columns) -> Iterator[InputRows]:
@@ -38,7 +38,7 @@ def read_parquet(source: Source, before: int, columns: Columns) -> Iterator[Inpu
     import pyarrow.parquet as pq
 
     if source.size is None:
-        raise InputProblem("Parquet needs a file, because its index is at the end")
+        raise InputProblem("Parquet must be read from a regular file, because its index is at the end")
     try:
         with os.fdopen(os.dup(source.descriptor), "rb") as file:
             batches = pq.ParquetFile(file).iter_batches(batch_size=ROWS_AT_ONCE)

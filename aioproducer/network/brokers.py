@@ -526,7 +526,7 @@ class Brokers:
         self._tasks.pop(task, None)
         entry.task = entry.attempt = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("%s: connecting failed", entry.node, exc_info=error)
+            self._log.error("%s: the attempt to connect failed", entry.node, exc_info=error)
             self._lost(entry, BrokerConnectionError(f"{entry.node}: {error!r}", written=False))
         self._changed()
 

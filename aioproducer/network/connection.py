@@ -246,8 +246,8 @@ class Connection(RequestStream):
             host, port, timeout, config.connector, config.resolved_address_filter, self._attempt.passed_over
         ):
             raise NotKafkaError(
-                f"{self}: the peer closed the connection after a Kafka request but speaks TLS: this port requires "
-                "TLS; set security_protocol to SSL or SASL_SSL",
+                f"{self}: the peer closed the connection after a Kafka request, but it speaks TLS; this port requires "
+                "TLS, so set security_protocol to SSL or SASL_SSL",
                 peer="TLS",
             ) from error
 
@@ -324,9 +324,9 @@ class Connection(RequestStream):
         if self.state is ConnectionState.CONNECTING:
             return f"no connection yet after {seconds}" if seconds else "the name is being resolved"
         if self.state is ConnectionState.TLS:
-            return f"the port accepted the connection and has not answered the TLS handshake for {seconds}"
+            return f"the port accepted the connection but has not answered the TLS handshake for {seconds}"
         if self.state is ConnectionState.NEGOTIATING:
-            return f"the port accepted the connection and has not answered ApiVersions for {seconds}{self._hint()}"
+            return f"the port accepted the connection but has not answered ApiVersions for {seconds}{self._hint()}"
         if self.state is ConnectionState.AUTHENTICATING:
             return "authentication is not complete yet"
         return "not connected yet"
@@ -337,7 +337,9 @@ class Connection(RequestStream):
         if state in (ConnectionState.READY, ConnectionState.DRAINING):
             return self._hint_of_sasl()
         if state is ConnectionState.AUTHENTICATING:
-            return f" during authentication by {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
+            return (
+                f" during authentication with {self._config.sasl_mechanism}" if self._login.uses_sasl else ""
+            )
         if state is not ConnectionState.NEGOTIATING:
             return ""
         return " during the handshake: is this a Kafka broker's port, and does security_protocol match its listener?"

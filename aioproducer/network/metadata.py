@@ -208,7 +208,7 @@ class Metadata:
             raise invalid_topic(name)
         if refusal is TopicAuthorizationError:
             raise TopicAuthorizationError(
-                f"topic {name}: this client is not authorized to see the topic; grant it DESCRIBE and WRITE",
+                f"this client is not authorized to see topic {name}; grant it DESCRIBE and WRITE on the topic",
                 topic=name,
             )
 
@@ -240,7 +240,7 @@ class Metadata:
             why = f"the cluster reports {reported}"
         else:
             why = "the cluster has not answered yet"
-        text = f"topic {name} is not known after {waited:.3g} s: {why}"
+        text = f"topic {name} is still unknown after {waited:.3g} s: {why}"
         return MetadataTimeoutError(text, topic=name, reported=reported)
 
     async def first_update(self, deadline: float) -> None:

@@ -73,7 +73,7 @@ class Reachability:
                 self._log.debug("%s; next attempt in %.3g s at the earliest", error, pause)
                 return
             others = sum(one.failures > 0 and one.connection is None for one in self._entries.values()) - 1
-            since = f", {counted(entry.failures, 'attempt has', 'attempts have')} failed"
+            since = f"; {counted(entry.failures, 'attempt has', 'attempts have')} failed"
             since += f"; {counted(others, 'other broker')} cannot be reached" if others else ""
         self._warned_at = now
         self._log.warning("%s; next attempt in %.3g s at the earliest%s", error, pause, since)

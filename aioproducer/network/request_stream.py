@@ -314,7 +314,7 @@ class RequestStream:
             error_type = NotKafkaError if self.state is ConnectionState.NEGOTIATING else type(error)
             self._shut(error_type(f"{self}: {error.message}; the connection was closed{self._hint()}"))
         except Exception:
-            self._log.exception("%s: handling a response failed", self)
+            self._log.exception("%s: a response could not be handled", self)
             self._shut(ProtocolError(f"{self}: a response could not be handled; the connection was closed"))
 
     async def _watch(self, wire: Wire) -> None:
@@ -418,7 +418,9 @@ class RequestStream:
 
     def _throttle(self, seconds: float) -> None:
         if seconds > MAX_THROTTLE:
-            self._log.warning("%s: throttle time of %g s reduced to %g s", self, seconds, MAX_THROTTLE)
+            self._log.warning(
+                "%s: the throttle time of %g s was reduced to %g s", self, seconds, MAX_THROTTLE
+            )
             seconds = MAX_THROTTLE
         self._metrics.throttles.add(seconds)
         if self._hooks.on_throttle:
@@ -562,7 +564,7 @@ class RequestStream:
     def _broken(self, error: OSError) -> KafkaError:
         """Return the error for a failed read."""
         return BrokerConnectionError(
-            f"{self}: connection lost: {str(error) or type(error).__name__}{self._hint()}"
+            f"{self}: the connection was lost: {str(error) or type(error).__name__}{self._hint()}"
         )
 
     def _hint(self) -> str:

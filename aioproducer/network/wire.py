@@ -291,7 +291,7 @@ class TlsWire(Wire):
         return super().eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._not_shaken(error or ConnectionResetError("connection lost during the TLS handshake"))
+        self._not_shaken(error or ConnectionResetError("the connection was lost during the TLS handshake"))
         super().connection_lost(error)
 
     def _not_shaken(self, error: Exception) -> None:

@@ -67,7 +67,7 @@ class BufferWatch:
             return
         self._logged_at = now
         self._log.warning(
-            "the buffer is full (%d bytes, buffer_memory): send has been waiting for %.1f s, %s. The brokers accept "
+            "the buffer is full (%d bytes, buffer_memory): send has been waiting for %.1f s; %s. The brokers accept "
             "records more slowly than they are sent, or cannot be reached",
             self._memory.total,
             now - oldest,

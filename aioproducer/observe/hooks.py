@@ -247,7 +247,7 @@ class Hooks:
                 raise
             except BaseException:
                 self._log.warning(
-                    "the hook %s raised an exception and is switched off",
+                    "the hook %s raised an exception and has been switched off",
                     qualified_name(method),
                     exc_info=True,
                 )
@@ -256,7 +256,8 @@ class Hooks:
             if returned is not None and inspect.iscoroutine(returned):
                 returned.close()
                 self._log.warning(
-                    "the hook %s is async and is switched off; hooks can't be awaited", qualified_name(method)
+                    "the hook %s is async and has been switched off; hooks can't be awaited",
+                    qualified_name(method),
                 )
                 self._switch_off(hook)
 

@@ -65,7 +65,7 @@ class Retries:
         kind.since_line += 1
         if now - kind.logged_at >= PERIOD:
             self._log.warning(
-                "%s: %s for %.3g s: batches were sent again %s since the last line, %s affected",
+                "%s: %s for %.3g s: batches were sent again %s since the last line; %s affected",
                 topic,
                 name,
                 now - kind.began,

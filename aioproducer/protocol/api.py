@@ -137,7 +137,7 @@ def negotiate(api_key: ApiKey, broker: Mapping[int, VersionRange], ceiling: int 
     theirs = broker.get(api_key)
     if theirs is None:
         raise UnsupportedVersionError(
-            f"{api_key.name}: the broker does not offer this API; this client needs versions {ours}"
+            f"{api_key.name}: the broker does not offer this API; this client supports versions {ours}"
         )
     highest = min(ours.max, theirs.max) if ceiling is None else min(ours.max, theirs.max, ceiling)
     if highest < max(ours.min, theirs.min):
@@ -230,7 +230,7 @@ def _check_correlation_id(response_type: type[Message], frame: Buffer, expected:
         raise ProtocolError(f"{name}: {len(frame)} bytes are too few for a response")
     got: int = _CORRELATION_ID.unpack_from(frame)[0]
     if got != expected:
-        raise CorrelationError(f"{name} expected for request {expected}, but the peer answered request {got}")
+        raise CorrelationError(f"expected {name} for request {expected}, but the peer answered request {got}")
     return _CORRELATION_ID.size
 
 

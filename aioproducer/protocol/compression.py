@@ -101,7 +101,7 @@ def check_level(codec: Codec, level: int | None) -> None:
     else:
         lowest, highest = LEVELS[codec]
         extra = " or -1" if codec is Codec.GZIP else ""
-        problem = f"{name} has levels {lowest} to {highest}{extra}"
+        problem = f"{name} supports levels {lowest} to {highest}{extra}"
         if isinstance(level, int) and not isinstance(level, bool):
             if lowest <= level <= highest or (codec is Codec.GZIP and level == _ZLIB_DEFAULT):
                 return

@@ -91,7 +91,7 @@ class Condition(Enum):
     ACKS_0 = "acks is 0"
     TRANSACTION = "the batch belongs to a transaction"
     REPETITION = (
-        "the batch is the first of a participant, and the broker answered that it was already in the log"
+        "the batch is a participant's first, and the broker answered that the batch was already in the log"
     )
     V1 = "transactions v1"
     V2 = "transactions v2 (KIP-890)"

@@ -223,7 +223,7 @@ cdef int reject_nulls(ArrowArray* array, int64_t first, int64_t end, str what, s
         return 0
     for at in range(array.offset + first, array.offset + end):
         if not (validity[at >> 3] >> (at & 7)) & 1:
-            raise InvalidRecordError(f"{argument} contains a null among the {what}; give each of them a value", argument=argument)
+            raise InvalidRecordError(f"{argument}: the {what} must not be null", argument=argument)
     return 0
 
 
@@ -310,8 +310,8 @@ cdef int read_headers(Piece piece, str format, ArrowSchema* schema, ArrowArray* 
 
 cdef int raise_type(str argument, str format, str wanted) except -1:
     raise InvalidRecordError(
-        f"{argument}: an Arrow array of format {format!r} is not accepted; it must be {wanted}; "
-        "cast it", argument=argument)
+        f"{argument}: an Arrow array of format {format!r} is not accepted; cast the array to {wanted}",
+        argument=argument)
 
 
 @cython.final
@@ -386,8 +386,8 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
         name = field.name.decode() if field.name != NULL else ""
         if name not in known:
             raise InvalidRecordError(
-                f"values: the record batch has a column {name!r}, which send_many does not know; leave the column out "
-                f"or rename it (to one of {', '.join(known)})", argument="values")
+                f"values: the record batch has a column {name!r}, which send_many does not accept; leave the column "
+                f"out or rename it (to one of {', '.join(known)})", argument="values")
         if name in found:
             raise InvalidRecordError(
                 f"values: the record batch has two columns named {name!r}; keep one", argument="values")
@@ -690,7 +690,7 @@ cdef object headers_at(Column column, Py_ssize_t row):
     for at in range(first, end):
         bytes_at(piece.inner, at, &data, &size)
         if size < 0:
-            raise InvalidRecordError("a header has a null as its name; give it a str", argument="headers")
+            raise InvalidRecordError("the name of a header must be a str, not null", argument="headers")
         name = PyBytes_FromStringAndSize(data, size).decode(errors="surrogateescape")
         bytes_at(piece.values, at, &data, &size)
         headers.append((name, None if size < 0 else PyBytes_FromStringAndSize(data, size)))
@@ -764,8 +764,8 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
                     murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF, count, inverse)
             elif refusals is not None:
                 raise InvalidRecordError(
-                    "a producer that takes part in another producer's transaction needs partitions=, or keys for murmur2",
-                    argument="partitions")
+                    "a producer that takes part in another producer's transaction requires partitions=, or keys for "
+                    "murmur2", argument="partitions")
             else:
                 number = sticky(self, topic, most)
                 is_sticky = True
@@ -865,8 +865,8 @@ cdef int partition_at(Column column, Py_ssize_t row) except? -1:
         found = integer_at(piece, piece.offset + at)
     if not 0 <= found < 2 ** 31:
         raise InvalidRecordError(
-            f"a partition must be a whole number, 0 or more, not {found if abs(found) < 2 ** 64 else 'that large'}",
-            argument="partitions")
+            "a partition must be a whole number, 0 or more, not "
+            f"{found if abs(found) < 2 ** 64 else 'a number this large'}", argument="partitions")
     return found
 
 
@@ -887,7 +887,7 @@ cdef object read_row_headers(Column column, Py_ssize_t row, Py_ssize_t* total):
     for at in range(first, end):
         bytes_at(piece.inner, at, &data, &size)
         if size < 0:
-            raise InvalidRecordError("a header has a null as its name; give it a str", argument="headers")
+            raise InvalidRecordError("the name of a header must be a str, not null", argument="headers")
         if not piece.inner.is_text:
             check_utf_8(data, size)
         total[0] += varint_size(size) + size
@@ -945,7 +945,7 @@ def murmur2_partitions(keys, int partitions):
     cdef const char* data = NULL
     cdef object key
     if partitions < 1:
-        raise InvalidRecordError(f"a topic has 1 partition or more, not {partitions}", argument="partitions")
+        raise InvalidRecordError(f"a topic must have 1 partition or more, not {partitions}", argument="partitions")
     column = columns_of(keys, "keys")["keys"]
     found = array("i", bytes(4 * column_length(column)))
     cdef int[::1] numbers = found

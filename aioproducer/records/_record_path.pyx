@@ -1262,7 +1262,7 @@ cdef class RecordPath:
     def _check_usable(self):
         """Raise unless the producer is running, in this loop and this process."""
         if self.was_closed:
-            raise ProducerClosed("the producer is closed; build a new one")
+            raise ProducerClosed("the producer is closed; create a new one")
         if self.loop is None:
             raise ProducerNotStartedError(
                 "the producer is not started; use `async with Producer(...)` or await producer.start()")
@@ -1277,11 +1277,11 @@ cdef class RecordPath:
         if self.loop is None:
             return
         if self.generation != _generation:
-            raise ForkedError("the process was forked after start(); build a producer in the child")
+            raise ForkedError("the process was forked after start(); create a producer in the child process")
         if _running_loop() is not self.loop:
             raise WrongLoopError(
-                f"the producer was started in {self.loop!r} and is used from {_running_loop()!r}; "
-                "build one producer for each event loop")
+                f"the producer was started in {self.loop!r} but is used from {_running_loop()!r}; "
+                "create one producer for each event loop")
 
     async def send(self, topic, value=None, key=None, partition=None, timestamp_ms=None, headers=None, *,
                    timeout=None, key_serializer=None, value_serializer=None):

@@ -161,7 +161,7 @@ class BatchCompressor:
     def _compress_waiting_now(self, error: BaseException) -> None:
         """Compress waiting batches in the loop, because a thread could not be started or has failed."""
         self._log.warning(
-            "batches are compressed in the event loop, because no thread can be used: %r", error
+            "batches are compressed in the event loop, because compressing in a thread failed: %r", error
         )
         while self._waiting:
             batch, payload = self._waiting.popleft()

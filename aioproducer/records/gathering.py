@@ -48,7 +48,7 @@ async def gather(deliveries: Iterable[Awaitable[Any]], *, return_exceptions: boo
     """
     if hasattr(deliveries, "__await__"):
         raise TypeError(
-            f"gather() takes an iterable of deliveries, not one {type(deliveries).__name__}; await it directly"
+            f"gather() takes an iterable of deliveries, not a single {type(deliveries).__name__}; await it directly"
         )
     gathered = list(deliveries)
     gathering = Gathering(asyncio.get_running_loop(), return_exceptions)

@@ -56,15 +56,17 @@ class Interceptors:
     def note_failure(self, method: Callable[..., object]) -> None:
         """Log the exception being handled, which an interceptor raised."""
         self._log.warning(
-            "the interceptor %s raised an exception and is skipped", qualified_name(method), exc_info=True
+            "the interceptor %s raised an exception and was skipped for this record",
+            qualified_name(method),
+            exc_info=True,
         )
 
     def note_wrong_result(self, method: Callable[..., object], result: object) -> None:
         """Log that an interceptor did not return a record."""
         _close(result)
         self._log.warning(
-            "the interceptor %s returned %s instead of a ProducerRecord and is skipped; on_send must return the "
-            "record and can't be async",
+            "the interceptor %s returned %s instead of a ProducerRecord and was skipped for this record; on_send must "
+            "return the record and can't be async",
             qualified_name(method),
             type(result).__name__,
         )
@@ -89,7 +91,7 @@ class Interceptors:
                 continue
             if _close(returned):
                 self._log.warning(
-                    "the interceptor %s is async and is skipped; on_acknowledgement can't be awaited",
+                    "the interceptor %s is async and was skipped for this record; on_acknowledgement can't be awaited",
                     qualified_name(call),
                 )
 

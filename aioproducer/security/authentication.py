@@ -198,7 +198,7 @@ async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) 
     version = versions.of(ApiKey.SASL_HANDSHAKE)
     if version < 1:
         # Before KIP-152, tokens were sent without Kafka's frames.
-        raise UnsupportedVersionError("it supports only version 0 of SaslHandshake")
+        raise UnsupportedVersionError("the broker supports only version 0 of SaslHandshake")
     answer = await ask(SaslHandshakeRequest(mechanism=name), version)
     assert isinstance(answer, SaslHandshakeResponse)
     action = decide(ApiKey.SASL_HANDSHAKE, answer.error_code).action
@@ -206,7 +206,7 @@ async def _agree_on(ask: Ask, name: str, versions: BrokerVersions, who: object) 
         offered = tuple(escaped(one, 64) for one in answer.mechanisms[:32])
         raise UnsupportedSaslMechanismError(
             f"{who}: the broker does not accept {name}; it offers {', '.join(offered) or 'no mechanism at all'}; "
-            "set sasl_mechanism",
+            "set sasl_mechanism accordingly",
             mechanism=name,
             offered=offered,
         )

@@ -112,7 +112,7 @@ def _library() -> Any:
         import gssapi
     except ImportError:
         raise ConfigError(
-            "GSSAPI needs the gssapi package (pip install 'aioproducer[gssapi]') and the system's Kerberos library",
+            "GSSAPI requires the gssapi package (pip install 'aioproducer[gssapi]') and the system's Kerberos library",
             setting="sasl_mechanism",
             value="GSSAPI",
         ) from None

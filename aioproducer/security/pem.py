@@ -84,7 +84,7 @@ def trusted_problem(data: bytes, what: str) -> str:
     pattern, name = (_CERTIFICATE, "certificate") if what == CERTIFICATE else (_CRL, "revocation list")
     if not pattern.search(text):
         return _missing(name, what)
-    return f"{ssl.OPENSSL_VERSION} can't read a {name} in it: it is damaged or cut off"
+    return f"{ssl.OPENSSL_VERSION} can't read a {name} in this file: the {name} is damaged or cut off"
 
 
 def has_crl(data: bytes) -> bool:
@@ -97,16 +97,16 @@ def store_problem(data: bytes, prefix: str, has_password: bool) -> str:
     if not data:
         return "the file is empty"
     if b"-----BEGIN " in data:
-        return f"it is PEM text; set {prefix}_type='PEM', or leave {prefix}_type out"
+        return f"the file is PEM text; set {prefix}_type='PEM', or leave {prefix}_type out"
     if not _PKCS12.match(data):
-        return "it is neither PEM text (-----BEGIN ...) nor a PKCS12 store"
+        return "the file is neither PEM text (-----BEGIN ...) nor a PKCS12 store"
     if not has_password:
         return f"the PKCS12 store can't be opened without a password; set {prefix}_password"
     return f"the PKCS12 store can't be opened: {prefix}_password is wrong, or the file is damaged"
 
 
 def _missing(what: str, label: str) -> str:
-    return f"it contains no {what} in PEM format (-----BEGIN {label}-----)"
+    return f"no {what} in PEM format (-----BEGIN {label}-----) was found"
 
 
 def _is_readable(certificate: PemSource) -> bool:

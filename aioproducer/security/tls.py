@@ -38,17 +38,18 @@ _PLAINTEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", 
 """OpenSSL's reasons for a failed handshake if the peer does not speak TLS."""
 
 _HINTS = {
-    "CERTIFICATE_REQUIRED": "the broker requires a client certificate: set ssl_keystore_location",
+    "CERTIFICATE_REQUIRED": "the broker requires a client certificate; set ssl_keystore_location",
     "HANDSHAKE_FAILURE": "the broker requires a client certificate, or the two sides have no TLS version or "
     "cipher suite in common",
-    "PROTOCOL_VERSION": "the broker supports no TLS version that ssl_enabled_protocols allows",
-    "UNSUPPORTED_PROTOCOL": "the broker supports no TLS version that ssl_enabled_protocols allows",
+    "PROTOCOL_VERSION": "the broker does not support any TLS version that ssl_enabled_protocols allows",
+    "UNSUPPORTED_PROTOCOL": "the broker does not support any TLS version that ssl_enabled_protocols allows",
     "UNKNOWN_CA": "the broker does not trust the authority that signed this client's certificate",
     "BAD_CERTIFICATE": "the broker does not accept this client's certificate",
     "CERTIFICATE_EXPIRED": "the broker says that this client's certificate has expired",
     "CERTIFICATE_UNKNOWN": "the broker does not accept this client's certificate",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": (
-        "the broker presented no certificate; a cipher suite of ssl_context allows this: add !aNULL to its ciphers"
+        "the broker presented no certificate; a cipher suite of ssl_context allows this; add !aNULL to the ciphers of "
+        "the context"
     ),
 }
 """Explanations of failed handshakes, by the last part of OpenSSL's reason."""
@@ -89,7 +90,7 @@ class TlsContext:
                     raise
                 # The file may be incomplete because it is being written. The next connection checks it again.
                 self._log.warning(
-                    "certificates could not be read again, so the previous ones remain in use: %s", error
+                    "certificates could not be reloaded, so the previous ones remain in use: %s", error
                 )
             else:
                 self._seen = seen
@@ -178,7 +179,7 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
             encoding = _cryptography("ssl_truststore").serialization.Encoding.DER
             ders = [one.certificate.public_bytes(encoding) for one in found if one is not None]
             if not ders:
-                raise ValueError("it contains no certificate")
+                raise ValueError("the PKCS12 store contains no certificate")
             context.load_verify_locations(cadata=b"".join(ders))
 
 
@@ -262,7 +263,7 @@ def _load_pkcs12(context: ssl.SSLContext, path: str, password: Secret | None) ->
     pem = crypto.serialization.Encoding.PEM
     stored = _pkcs12("ssl_keystore", path, password)
     if stored.key is None or stored.cert is None:
-        raise ValueError("it contains no private key with its certificate")
+        raise ValueError("the PKCS12 store does not contain a private key with its certificate")
     passing = Secret(secrets.token_hex(32))
     key = stored.key.private_bytes(
         pem,
@@ -315,7 +316,7 @@ def _kind(prefix: str, path: str, named: str | None) -> str:
     del start  # a traceback that shows locals must not show the content of a key store
     if is_java:
         raise ValueError(
-            f"it is a Java key store (JKS), which only Java can read; convert it with keytool -importkeystore "
+            f"the file is a Java key store (JKS), which only Java can read; convert it with keytool -importkeystore "
             f"-srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12 and set {prefix}_type='PKCS12'"
         )
     if named is not None:
@@ -340,8 +341,8 @@ def _cryptography(prefix: str) -> Any:
         from cryptography.hazmat.primitives.serialization import pkcs12
     except ImportError:
         raise ConfigError(
-            f"{prefix}_location: PKCS12 needs the cryptography package (pip install 'aioproducer[pkcs12]'); PEM "
-            "does not need it",
+            f"{prefix}_location: PKCS12 requires the cryptography package (pip install 'aioproducer[pkcs12]'); PEM "
+            "does not",
             setting=f"{prefix}_location",
             value=None,
         ) from None
@@ -424,13 +425,13 @@ _UNKNOWN_ISSUER = (
     "signed it"
 )
 _OTHER_NAME = (
-    "the name that the client connects to must be in the certificate: change bootstrap_servers, the broker's "
+    "the name that the client connects to must be in the certificate; change bootstrap_servers, the broker's "
     "advertised.listeners, or the certificate"
 )
 _CERTIFICATE_HINTS = {
     2: _UNKNOWN_ISSUER,
     9: "compare this machine's clock with the broker's",
-    10: "the broker needs a new one",
+    10: "the broker needs a new certificate",
     18: _UNKNOWN_ISSUER,
     19: _UNKNOWN_ISSUER,
     20: _UNKNOWN_ISSUER,
@@ -452,5 +453,5 @@ def handshake_error(who: object, error: ssl.SSLError) -> TlsError:
         why = "the peer does not speak TLS: is it a PLAINTEXT or SASL_PLAINTEXT listener, or not a Kafka broker?"
     else:
         hint = next((hint for end, hint in _HINTS.items() if reason.endswith(end)), "")
-        why = f"the TLS handshake failed: {hint or 'OpenSSL says'} ({reason or escaped(str(error))})"
+        why = f"the TLS handshake failed: {hint or 'OpenSSL reports an error'} ({reason or escaped(str(error))})"
     return TlsError(f"{who}: {why}")

@@ -198,7 +198,7 @@ class _Trust:
                     raise
                 # The file may be incomplete because it is being written. The next request checks it again.
                 logger.warning(
-                    "certificates could not be read again, so the previous ones remain in use: %s", error
+                    "certificates could not be reloaded, so the previous ones remain in use: %s", error
                 )
             else:
                 self._seen = seen
@@ -241,7 +241,7 @@ def _httpx() -> Any:
         import httpx
     except ImportError:
         raise ConfigError(
-            "tokens from an endpoint need the httpx package: pip install 'aioproducer[oidc]'",
+            "tokens from an endpoint require the httpx package (pip install 'aioproducer[oidc]')",
             setting="sasl_oauthbearer_token_endpoint_url",
             value=None,
         ) from None
@@ -308,7 +308,7 @@ class MskIamTokenProvider:
             from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer
         except ImportError:
             raise ConfigError(
-                "MSK IAM needs Amazon's signer: pip install 'aioproducer[msk]'",
+                "MSK IAM requires Amazon's signer (pip install 'aioproducer[msk]')",
                 setting="sasl_oauth_token_provider",
                 value=None,
             ) from None
@@ -385,7 +385,7 @@ class GcpTokenProvider:
             from google.auth.transport.requests import Request
         except ImportError:
             raise ConfigError(
-                "Google Cloud needs the google-auth package: pip install 'aioproducer[gcp]'",
+                "Google Cloud requires the google-auth package (pip install 'aioproducer[gcp]')",
                 setting="sasl_oauth_token_provider",
                 value=None,
             ) from None
@@ -458,7 +458,7 @@ class AzureTokenProvider:
                 from azure.identity import DefaultAzureCredential
             except ImportError:
                 raise ConfigError(
-                    "Azure needs the azure-identity package: pip install 'aioproducer[azure]'",
+                    "Azure requires the azure-identity package (pip install 'aioproducer[azure]')",
                     setting="sasl_oauth_token_provider",
                     value=None,
                 ) from None

@@ -316,8 +316,8 @@ class Bulk(RecordPath):
             self._transaction.check_is_still(transaction)
             if self._loop.time() >= deadline:
                 raise BufferTimeoutError(
-                    f"{rows.count - rows.next} of {counted(rows.count, 'row')} for topic {topic} did not get into "
-                    f"the buffer within the timeout of {timeout:g} s"
+                    f"{rows.count - rows.next} of {counted(rows.count, 'row')} for topic {topic} could not be "
+                    f"added to the buffer within the timeout of {timeout:g} s"
                 )
             await append_some(topic, rows, deadline)
 

@@ -132,7 +132,7 @@ class LossWatch:
             if now - reported_at > 2 * self._metadata_max_age:
                 last_offsets[queue.partition] = end - 1
         if last_offsets:
-            reason = f"the topic was re-created: its id is {info.topic_id}, formerly {former_id}"
+            reason = f"the topic was re-created: its id is now {info.topic_id} instead of {former_id}"
             self._report(DataLoss(info.name, last_offsets, True, reason))
 
     def _report(self, loss: DataLoss) -> None:

@@ -55,7 +55,7 @@ from aioproducer.transactions.first_writer import FirstWriter
 from aioproducer.transactions.state import Transaction
 from aioproducer.types import CloseReport, Outcome, TransactionHandle
 
-TASKS_CANCELLED = "its tasks were cancelled, as when an event loop ends,"
+TASKS_CANCELLED = "its tasks were cancelled, as happens when an event loop ends,"
 MOST_TOPICS_NAMED = 10
 """The maximum number of topics named in one log line."""
 
@@ -423,7 +423,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
-            "a Producer needs `async with`, inside a coroutine; in code without asyncio, use "
+            "a Producer requires `async with`, inside a coroutine; in code without asyncio, use "
             "aioproducer.blocking.Producer"
         )
 
@@ -433,7 +433,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Producer can't be pickled or copied, since it belongs to a process and an event loop; send the settings "
-            "and build one in each process"
+            "and create one in each process"
         )
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
@@ -497,7 +497,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise WrongLoopError(
-            "start() needs a running asyncio event loop. Use asyncio.run(). With anyio, use its asyncio backend: "
+            "start() requires a running asyncio event loop. Use asyncio.run(). With anyio, use its asyncio backend: "
             'anyio.run(main, backend="asyncio"). With trio, or without an event loop, use '
             "aioproducer.blocking.Producer in a thread"
         ) from None

@@ -245,7 +245,7 @@ class MetricsPush:
             except ENDS_OF_THE_PROGRAM:
                 raise
             except BaseException:
-                self._log.warning("the metric %s raised an exception and is removed", name, exc_info=True)
+                self._log.warning("the metric %s raised an exception and was removed", name, exc_info=True)
                 self.unregister(name)
             else:
                 yield Point(name, value, False, {})
@@ -254,7 +254,7 @@ class MetricsPush:
         """Push this user metric in addition to the producer's own."""
         if not _is_metric_name(name):
             raise InvalidArgumentError(
-                f"the name of a metric must be a str with at least one character, and valid in UTF-8, not {name!r}",
+                f"the name of a metric must be a non-empty str that can be encoded as UTF-8, not {name!r}",
                 argument="name",
             )
         if not callable(read):

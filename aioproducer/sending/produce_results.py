@@ -302,7 +302,9 @@ class ProduceResults:
         if batch.identity is not None:
             self._idempotence.discard(batch.identity)
         self._lose_numbers(batch)
-        why = f"{said.refusal}: another producer uses the same producer id, and this one requests a new one"
+        why = (
+            f"{said.refusal}: another producer uses the same producer id, so this producer requests a new one"
+        )
         self._send_later(batch, said.now, why)
 
     def _split(self, said: PartitionAnswer) -> None:

@@ -52,8 +52,8 @@ class PartitionAnswer(NamedTuple):
         """The reason why a broker may already know a participant's first batch."""
         if self.was_in_doubt:
             return (
-                "the answer to an earlier attempt was lost, so they may be these records or another producer's, and a "
-                "participant cannot know which; abort the transaction and run it again"
+                "the answer to an earlier attempt was lost, so the records in the log may be these or another "
+                "producer's, and a participant cannot know which; abort the transaction and run it again"
             )
         return (
             "another producer has written to the partition in the same transaction (or message.timestamp.type is "

@@ -23,7 +23,7 @@ _SHORTEST_REQUEST = 0.001
 """The shortest request timeout, in seconds."""
 _IN_FLIGHT = "max_in_flight_requests_per_connection"
 _REMEMBERED = (
-    f"the broker remembers {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} batches per producer; "
+    f"the broker remembers only {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} batches per producer; "
     f"use {MOST_IN_FLIGHT_WITH_IDEMPOTENCE} or less"
 )
 
@@ -70,8 +70,8 @@ def _look_at_transactional_acks(unsettled: UnsettledSettings) -> None:
         if is_wrong:
             raise unsettled.error_for(
                 "transactional_id",
-                f"needs acks='all' and enable_idempotence=True, but {unsettled.as_text(culprit)}; leave out either "
-                f"{culprit} or transactional_id",
+                f"requires acks='all' and enable_idempotence=True, but {unsettled.as_text(culprit)} is set; leave out "
+                f"either {culprit} or transactional_id",
                 against=(culprit,),
             )
 
@@ -80,7 +80,7 @@ def _look_at_transactional_requests(unsettled: UnsettledSettings) -> None:
     if unsettled["transactional_id"] is not None and unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
         raise unsettled.error_for(
             _IN_FLIGHT,
-            f"contradicts {unsettled.as_text('transactional_id')}, which needs idempotence: {_REMEMBERED}",
+            f"cannot be used with {unsettled.as_text('transactional_id')}, which requires idempotence: {_REMEMBERED}",
             against=("transactional_id",),
         )
 
@@ -89,8 +89,8 @@ def _look_at_acks(unsettled: UnsettledSettings) -> None:
     if unsettled["enable_idempotence"] and unsettled["acks"] != -1:
         raise unsettled.error_for(
             "acks",
-            f"contradicts {unsettled.as_text('enable_idempotence')}, which needs acks='all'; "
-            "set enable_idempotence=False to give up protection against duplicates",
+            f"cannot be used with {unsettled.as_text('enable_idempotence')}, which requires acks='all'; "
+            "set enable_idempotence=False if you do not need protection against duplicates",
             against=("enable_idempotence",),
         )
 
@@ -99,7 +99,7 @@ def _look_at_in_flight(unsettled: UnsettledSettings) -> None:
     if unsettled["enable_idempotence"] and unsettled[_IN_FLIGHT] > MOST_IN_FLIGHT_WITH_IDEMPOTENCE:
         raise unsettled.error_for(
             _IN_FLIGHT,
-            f"contradicts {unsettled.as_text('enable_idempotence')}: {_REMEMBERED}",
+            f"cannot be used with {unsettled.as_text('enable_idempotence')}: {_REMEMBERED}",
             against=("enable_idempotence",),
         )
 
@@ -132,7 +132,7 @@ def _look_at_endless_retries(unsettled: UnsettledSettings) -> None:
     if unsettled[name] and unsettled["transactional_id"] is not None:
         raise unsettled.error_for(
             name,
-            f"contradicts {unsettled.as_text('transactional_id')}: the broker ends a transaction after "
+            f"cannot be used with {unsettled.as_text('transactional_id')}: the broker ends a transaction after "
             "transaction_timeout_ms; leave enable_endless_retries out",
             against=("transactional_id",),
         )
@@ -151,7 +151,9 @@ def _look_at_need_of_idempotence(unsettled: UnsettledSettings, name: str) -> Non
     else:
         return
     raise unsettled.error_for(
-        name, f"needs enable_idempotence=True, but {unsettled.as_text(culprit)}; keep one", against=(culprit,)
+        name,
+        f"requires enable_idempotence=True, but {unsettled.as_text(culprit)} is set; leave one of them out",
+        against=(culprit,),
     )
 
 
@@ -164,7 +166,8 @@ def _in_flight_per_partition(unsettled: UnsettledSettings) -> int:
     is_the_cause = not unsettled.is_given("enable_idempotence") and unsettled["acks"] == -1
     if unsettled[_IN_FLIGHT] > 1 and not is_the_cause:
         unsettled.notes.append(
-            f"{unsettled.as_text(_IN_FLIGHT)} without idempotence: retries may reorder records (1 keeps their order)"
+            f"{unsettled.as_text(_IN_FLIGHT)} is used without idempotence, so retries may reorder records (1 keeps "
+            "their order)"
         )
     return int(unsettled[_IN_FLIGHT])
 
@@ -232,8 +235,9 @@ def _derive_delivery_timeout(unsettled: UnsettledSettings, needed: float) -> Non
         causes = [name for name in ("linger_ms", "request_timeout_ms") if unsettled.is_given(name)]
         because = " and ".join(unsettled.as_text(name) for name in causes)
         unsettled.derive("delivery_timeout_ms", value, because)
+        raises = "raises" if len(causes) == 1 else "raise"
         unsettled.notes.append(
-            f"{because} raises delivery_timeout_ms to {unsettled.shown('delivery_timeout_ms')}"
+            f"{because} {raises} delivery_timeout_ms to {unsettled.shown('delivery_timeout_ms')}"
         )
 
 
@@ -307,7 +311,7 @@ def _settle_partitioner(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("partitioner") and unsettled["partitioner"] != "random":
         raise unsettled.error_for(
             "partitioner_ignore_keys",
-            f"contradicts {unsettled.as_text('partitioner')}; keep one",
+            f"cannot be used with {unsettled.as_text('partitioner')}; leave one of them out",
             against=("partitioner",),
         )
     unsettled.derive("partitioner", "random", unsettled.as_text("partitioner_ignore_keys"))

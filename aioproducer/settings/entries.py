@@ -89,7 +89,7 @@ def entries_of_mapping(mapping: Any) -> list[Entry]:
     """
     try:
         if not isinstance(mapping, Mapping):
-            raise _no_source(f"from_config needs a mapping of settings, not {type(mapping).__name__}")
+            raise _no_source(f"from_config requires a mapping of settings, not {type(mapping).__name__}")
         if strange := _strange_names(mapping):
             raise _no_source(f"a setting's name must be a str, not {strange[0]}")
         # Not a comprehension, because a traceback would show its variables as well.
@@ -120,7 +120,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
         if not isinstance(prefix, str) or not prefix:
             raise _no_source(f"prefix={prefix!r} must be a non-empty str: the prefix of the variables")
         if not isinstance(environ, Mapping):
-            raise _no_source(f"from_env needs a mapping of variables, not {type(environ).__name__}")
+            raise _no_source(f"from_env requires a mapping of variables, not {type(environ).__name__}")
         if strange := _strange_names(environ):
             raise _no_source(f"a variable's name must be a str, not {strange[0]}")
         names = sorted(name for name in environ if name.startswith(prefix) and name not in _NOT_SETTINGS)

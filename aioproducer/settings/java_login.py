@@ -96,7 +96,8 @@ _WITHOUT_EFFECT = {
 """Options in a JAAS line that have no effect; a warning lists them."""
 
 _INSTEAD = {
-    "Krb5LoginModule": "set sasl_mechanism='GSSAPI', sasl_kerberos_principal and sasl_kerberos_keytab",
+    "Krb5LoginModule": "names Krb5LoginModule, which can't be used; set sasl_mechanism='GSSAPI', "
+    "sasl_kerberos_principal and sasl_kerberos_keytab instead",
     "awsRoleAccessKeyId": "set awsProfileName to a profile with this key, or pass sasl_oauth_token_provider",
     "awsRoleSecretAccessKey": "set awsProfileName to a profile with this key, or pass sasl_oauth_token_provider",
     "awsRoleSessionToken": "set awsProfileName to a profile with this key, or pass sasl_oauth_token_provider",
@@ -157,7 +158,8 @@ def take_java_login(unsettled: UnsettledSettings) -> None:
     else:
         _take_provider(unsettled, tokens, source, line)
     if line.ignored:
-        unsettled.notes.append(f"{', '.join(line.ignored)} in {unsettled.named(_JAAS)} has no effect")
+        has = "has" if len(line.ignored) == 1 else "have"
+        unsettled.notes.append(f"{', '.join(line.ignored)} in {unsettled.named(_JAAS)} {has} no effect")
 
 
 def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, line: _Line) -> None:
@@ -171,7 +173,9 @@ def _take_provider(unsettled: UnsettledSettings, tokens: Tokens, source: str, li
     mechanism = unsettled[_MECHANISM]
     if mechanism not in (None, "OAUTHBEARER", "AWS_MSK_IAM"):
         raise unsettled.error_for(
-            _MECHANISM, f"contradicts {_named_source(unsettled, source)}; use OAUTHBEARER", against=(source,)
+            _MECHANISM,
+            f"cannot be used with {_named_source(unsettled, source)}; use OAUTHBEARER",
+            against=(source,),
         )
     provider = _provider(unsettled, tokens, source, line)
     if provider is not None:
@@ -222,7 +226,9 @@ def _tokens(unsettled: UnsettledSettings) -> tuple[Tokens, str]:
     named = {name: tokens for name, tokens in found.items() if tokens not in (None, Tokens.ENDPOINT)}
     if len(set(named.values())) > 1:
         raise unsettled.error_for(
-            _HANDLERS[0], f"contradicts {unsettled.as_text(_HANDLERS[1])}; keep one", against=_HANDLERS
+            _HANDLERS[0],
+            f"cannot be used with {unsettled.as_text(_HANDLERS[1])}; leave one of them out",
+            against=_HANDLERS,
         )
     for name, tokens in named.items():
         assert tokens is not None
@@ -243,7 +249,9 @@ def _read_line(text: Secret, tokens: Tokens) -> _Line:
         return _Line(problem=str(error))
     if entry.module not in _MECHANISMS:
         known = ", ".join(_MECHANISMS)
-        return _Line(problem=_INSTEAD.get(entry.module, f"names a login module other than {known}"))
+        return _Line(
+            problem=_INSTEAD.get(entry.module, f"names an unsupported login module; use one of {known}")
+        )
     if entry.module == _IAM_MODULE:
         tokens = Tokens.AWS
     settings: dict[str, Any] = {}
@@ -269,7 +277,7 @@ def _read_line(text: Secret, tokens: Tokens) -> _Line:
                 problem="asks for an unsecured token; set sasl_oauth_token_provider to a function that creates one"
             )
         elif is_oauth and option in _INSTEAD:
-            return _Line(problem=f"has the option {option}, which can't be used: {_INSTEAD[option]}")
+            return _Line(problem=f"has the option {option}, which can't be used; {_INSTEAD[option]}")
         else:
             # The name is not shown, because it may be part of a password: after a quotation mark without a backslash,
             # the rest of the password looks like an option.
@@ -287,15 +295,17 @@ def _unknown_option(module: str, tokens: Tokens | None, number: int) -> str:
     *most, last = known
     listed = f"{', '.join(most)} and {last}" if most else f"only {last}"
     return (
-        f"has an unknown option (number {number}); {module} takes {listed}; "
-        "a quotation mark within a value needs a backslash before it"
+        f"has an unknown option (number {number}); {module} accepts {listed}; "
+        "a quotation mark within a value must be preceded by a backslash"
     )
 
 
 def _compare_with_handler(unsettled: UnsettledSettings, module: str, tokens: Tokens, source: str) -> None:
     if tokens is not Tokens.ENDPOINT and "username" in _OPTIONS.get(module, {}):
         raise unsettled.error_for(
-            source, f"contradicts {module} in {unsettled.named(_JAAS)}; keep one", against=(_JAAS,)
+            source,
+            f"cannot be used with {module} in {unsettled.named(_JAAS)}; leave one of them out",
+            against=(_JAAS,),
         )
 
 
@@ -309,7 +319,7 @@ def _compare_with_mechanism(unsettled: UnsettledSettings, module: str) -> None:
     if unsettled[_MECHANISM] not in mechanisms:
         raise unsettled.error_for(
             _MECHANISM,
-            f"contradicts {module} in {unsettled.named(_JAAS)}; use {' or '.join(mechanisms)}",
+            f"cannot be used with {module} in {unsettled.named(_JAAS)}; use {' or '.join(mechanisms)}",
             against=(_JAAS, *_HANDLERS),
         )
 
@@ -383,7 +393,7 @@ def _region(unsettled: UnsettledSettings, source: str) -> str:
             return region
     raise unsettled.error_for(
         source,
-        "needs the region of the cluster, which is not in the host names of bootstrap_servers; set the environment "
+        "requires the region of the cluster, which is not in the host names of bootstrap_servers; set the environment "
         "variable AWS_REGION, or pass the keyword sasl_oauth_token_provider=MskIamTokenProvider(region)",
     )
 
@@ -393,7 +403,7 @@ def _event_hubs(unsettled: UnsettledSettings, tokens: Tokens, source: str) -> st
     if tokens is Tokens.AZURE_SAMPLE and not _EVENT_HUBS.search(host):
         raise unsettled.error_for(
             source,
-            "is Microsoft's sample for Azure Event Hubs, but the brokers are not there; pass the keyword "
+            "is Microsoft's sample for Azure Event Hubs, but the brokers are not in Event Hubs; pass the keyword "
             "sasl_oauth_token_provider as well; it takes precedence",
         )
     return host.rstrip(".")

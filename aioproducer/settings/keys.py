@@ -125,7 +125,7 @@ _METRICS = "call producer.metrics()"
 _LOGGING = "set the level of the logger 'aioproducer'"
 _RETRIES = "records are retried until delivery_timeout_ms has passed"
 _NO_RETRIES = (
-    "leave {} out: idempotence, which is on by default, keeps retries from creating duplicates, and a shorter "
+    "leave {} out; idempotence, which is on by default, keeps retries from creating duplicates, and a shorter "
     "delivery_timeout_ms ends them sooner"
 )
 
@@ -144,8 +144,8 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
         "no released broker supports it (KIP-939); leave it out",
     ),
     "metric.reporters": ("", Fate.NOTED, f"Java classes can't be loaded; {_METRICS}"),
-    "metrics.recording.level": ("info", Fate.NOTED, f"everything is counted; {_METRICS}"),
-    "statistics.interval.ms": ("0", Fate.NOTED, f"nothing is emitted; {_METRICS} at any time"),
+    "metrics.recording.level": ("info", Fate.NOTED, f"all metrics are always recorded; {_METRICS}"),
+    "statistics.interval.ms": ("0", Fate.NOTED, f"statistics are not emitted; {_METRICS} at any time"),
     "ssl.endpoint.identification.algorithm": ("https", Fate.REFUSED, _CHECKED),
     "enable.ssl.certificate.verification": ("true", Fate.REFUSED, _CHECKED),
     "ssl.trustmanager.algorithm": ("pkix", Fate.REFUSED, f"it is specific to Java; {_OWN_CONTEXT}"),
@@ -163,7 +163,7 @@ _FIXED: dict[str, tuple[str, Fate, str]] = {
     "enable.gapless.guarantee": (
         "false",
         Fate.REFUSED,
-        "enable_gapless_order=True fails the records buffered behind a failed one; records sent later are accepted",
+        "set enable_gapless_order=True, which fails the records buffered behind a failed one but accepts later ones",
     ),
     "delivery.report.only.error": ("false", Fate.NOTED, "deliveries that are not awaited cost nothing"),
     "queuing.strategy": (
@@ -233,10 +233,10 @@ _NOTED: dict[str, str] = {
     "names are looked up for every connection": "broker.address.ttl",
     "request_timeout_ms applies to every request": "metadata.request.timeout.ms",
     "socket_connection_setup_timeout_ms covers it": "api.version.request.timeout.ms",
-    "librdkafka itself no longer uses it": """
+    "no longer used, not even by librdkafka": """
         api.version.fallback.ms broker.version.fallback reconnect.backoff.jitter.ms socket.blocking.max.ms
         produce.offset.report""",
-    "it concerns librdkafka's threads": "internal.termination.signal enable.random.seed enable_sasl_queue",
+    "meant for librdkafka's threads": "internal.termination.signal enable.random.seed enable_sasl_queue",
     "partitions are not chosen by rack (KIP-1123)": "client.rack",
     "start() tries all bootstrap addresses for max_block_ms": "bootstrap.resolve.timeout.ms",
     "buffers grow as records arrive": "buffer.memory.allocation.strategy",
@@ -248,23 +248,25 @@ _NOTED: dict[str, str] = {
         sasl.oauthbearer.jwt.validator.class""",
 }
 _REFUSED: dict[str, str] = {
-    "it is a callback: send() returns a delivery; await it, or use its add_done_callback()": """
+    "it is a callback; await the delivery that send() returns, or use its add_done_callback()": """
         dr_cb dr_msg_cb on_delivery""",
-    f"it is a callback: errors are raised where you await, and logged; {_LOGGING}": """
+    f"it is a callback; errors are raised where you await, and also logged; {_LOGGING}": """
         error_cb background_event_cb log_cb logger""",
-    f"it is a callback: {_METRICS} at any time": "stats_cb throttle_cb",
-    f"it is a callback: {_TOKENS}": "oauth_cb oauthbearer_token_refresh_cb",
-    "it is a C function: set partitioner to a function (key, all, available) -> partition": "partitioner_cb",
+    f"it is a callback; {_METRICS} at any time": "stats_cb throttle_cb",
+    f"it is a callback; {_TOKENS}": "oauth_cb oauthbearer_token_refresh_cb",
+    "it is a C function; set partitioner to a function (key, all, available) -> partition": "partitioner_cb",
     "it is a C function or pointer": """
         enabled_events opaque open_cb closesocket_cb socket_cb msg_order_cmp""",
-    "it is a C function: set connector to a function that opens the connection": "connect_cb resolve_cb",
+    "it is a C function; set connector to a function that opens the connection": "connect_cb resolve_cb",
     "it loads C libraries; pass Python objects as interceptors=[...]": "plugin.library.paths",
     "it contains topic settings; put them next to the other settings": "default_topic_conf default.topic.config",
     "a client can't hide topics, but the brokers' ACLs can; leave it out": "topic.blacklist",
     "it lists librdkafka's compiled features; every codec is always available; leave it out": "builtin.features",
     "brokers see aioproducer's own name and version; leave it out": "client.software.name client.software.version",
     "start an aioproducer.testing.EmbeddedCluster instead": "test.mock.broker.rtt",
-    "your program must read values that are stored elsewhere, and pass them as keywords": "config.providers",
+    "values stored elsewhere are not looked up; read them in your program, and pass them as keywords": (
+        "config.providers"
+    ),
     f"it is specific to Java; {_OWN_CONTEXT}": """
         security.providers ssl.provider ssl.engine.factory.class ssl.secure.random.implementation""",
     f"it is specific to OpenSSL; {_OWN_CONTEXT}": """
@@ -273,7 +275,7 @@ _REFUSED: dict[str, str] = {
     "it is a pointer; set ssl_truststore_certificates": "ssl_ca",
     "it is a pointer; set ssl_keystore_certificate_chain": "ssl_certificate",
     "it is a pointer; set ssl_keystore_key": "ssl_key",
-    "it is a Java class; credentials are settings (sasl_plain_username, sasl_plain_password)": "sasl.login.class",
+    "it is a Java class; set the credentials with sasl_plain_username and sasl_plain_password": "sasl.login.class",
     "the Kerberos library renews tickets automatically; set sasl_kerberos_keytab, or run kinit separately": """
         sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
         sasl.kerberos.ticket.renew.window.factor""",

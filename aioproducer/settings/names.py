@@ -98,7 +98,7 @@ def unknown_keyword(name: str) -> ConfigError:
     """Return the error for a keyword that `Producer` does not have. It suggests the keyword that was probably meant."""
     key = _SNAKE_CASE.get(name)
     if key is not None and key.setting:
-        advice = f"; this looks like {key.name} from another client: use {key.setting} instead"
+        advice = f"; this looks like {key.name} from another client; use {key.setting} instead"
     elif key is not None:
         advice = f": {key.reason}" + ("; leave it out" if key.fate is Fate.NOTED else "")
     else:

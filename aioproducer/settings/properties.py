@@ -51,7 +51,7 @@ def read_properties(path: Any) -> list[Property]:
         name = None
     if not isinstance(name, str) or not name or "\0" in name:
         raise ConfigError(
-            f"from_properties needs the path of a file, not {type(path).__name__}",
+            f"from_properties requires the path of a file, not {type(path).__name__}",
             setting="from_properties",
             value=None,
         )

@@ -132,7 +132,7 @@ def _look_at_need(unsettled: UnsettledSettings, name: str, needed: Sequence[str]
     if unsettled.is_given(name) and not any([unsettled.is_given(other) for other in needed]):
         if not unsettled.drop_orphan(name, needed):
             raise ConfigError(
-                f"{unsettled.named(name)} needs {' or '.join(needed)}", setting=name, value=None
+                f"{unsettled.named(name)} requires {' or '.join(needed)}", setting=name, value=None
             )
 
 
@@ -170,7 +170,7 @@ def _check_by_openssl(
     usable |= {"TLSv1.3"} if len(older) < len(suites) else set()
     if suites and not usable & set(protocols):
         raise ConfigError(
-            f"ssl_cipher_suites={','.join(suites)} are only for {usable.pop()}, which "
+            f"ssl_cipher_suites={','.join(suites)} contains only suites for {usable.pop()}, which "
             f"ssl_enabled_protocols={','.join(protocols)} excludes; also name a suite for {protocols[0]}",
             setting="ssl_cipher_suites",
             value=suites,
@@ -220,7 +220,7 @@ def _settle_mechanism(unsettled: UnsettledSettings) -> None:
         unsettled.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
     else:
         raise ConfigError(
-            f"{unsettled.as_text('security_protocol')} needs sasl_mechanism, one of "
+            f"{unsettled.as_text('security_protocol')} requires sasl_mechanism; set it to one of "
             f"{SETTINGS['sasl_mechanism'].value_type.described}",
             setting="sasl_mechanism",
             value=None,
@@ -253,7 +253,7 @@ def _look_at_credentials(unsettled: UnsettledSettings) -> None:
         missing = "sasl_plain_password" if "sasl_plain_username" in passwords else "sasl_plain_username"
         raise unsettled.error_for(
             "sasl_mechanism",
-            f"needs sasl_plain_username and sasl_plain_password, or sasl_credentials; {missing} is missing",
+            f"requires sasl_plain_username and sasl_plain_password, or sasl_credentials; {missing} is missing",
         )
     if unsettled["sasl_scram_token_auth"] and not mechanism.startswith("SCRAM"):
         raise unsettled.error_for(
@@ -314,7 +314,7 @@ def _look_at_tokens(unsettled: UnsettledSettings) -> None:
 def _look_at_endpoint(unsettled: UnsettledSettings, url: str | None) -> None:
     if url is None:
         raise unsettled.error_for(
-            "sasl_mechanism", "needs sasl_oauth_token_provider, or sasl_oauthbearer_token_endpoint_url"
+            "sasl_mechanism", "requires sasl_oauth_token_provider or sasl_oauthbearer_token_endpoint_url"
         )
     check_token_url(unsettled)
     for name in (
@@ -323,7 +323,7 @@ def _look_at_endpoint(unsettled: UnsettledSettings, url: str | None) -> None:
     ):
         if unsettled[name] is None:
             raise ConfigError(
-                f"{unsettled.named('sasl_oauthbearer_token_endpoint_url')} needs {name}",
+                f"{unsettled.named('sasl_oauthbearer_token_endpoint_url')} requires {name}",
                 setting=name,
                 value=None,
             )

@@ -60,7 +60,8 @@ class Serializing(UserCode):
             return SERIALIZERS[text.strip()]
         if is_registry_serializer(text.strip()):
             raise NoEffect(
-                "a schema registry's serializer for Java; send bytes, or pass a Python function as a keyword argument"
+                "a schema registry's serializers for Java can't be loaded; send bytes, or pass a Python function as a "
+                "keyword argument"
             )
         raise ValueError("is a Java class without a counterpart in Python")
 
@@ -78,7 +79,8 @@ class ObjectList(UserCode):
     def parse(self, text: str) -> tuple[()]:
         if text.strip() and only_observes(text):
             raise NoEffect(
-                "monitoring and tracing for Java; call producer.metrics(), or use aioproducer.otel"
+                "Java interceptors for monitoring and tracing can't be loaded; call producer.metrics(), or use "
+                "aioproducer.otel"
             )
         if text.strip():
             raise ValueError("names Java classes, which can't be loaded")

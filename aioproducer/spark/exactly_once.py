@@ -40,7 +40,7 @@ from aioproducer.spark.task import TaskWriter
 logger = logging.getLogger(__name__)
 
 HELPER = "aioproducer.spark.partition_by_key(df, partitions)"
-APPEND_TIME = "option logAppendTime=true"
+APPEND_TIME = "logAppendTime=true"
 NUMBERS_OF_ANOTHER = ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")
 """The results that a broker returns to the second writer of a partition; NONE means success."""
 AGAIN = (
@@ -170,7 +170,11 @@ def _cause(failed: TaskReport, reports: Sequence[TaskReport], options: SinkOptio
 
 
 def _or_the_topic(options: SinkOptions) -> str:
-    return "" if options.log_append_time else f", or the topic has LogAppendTime: {APPEND_TIME}"
+    return (
+        ""
+        if options.log_append_time
+        else f", or the topic has LogAppendTime, which requires the option {APPEND_TIME}"
+    )
 
 
 def _whose_epoch(error: KafkaError) -> str:
@@ -307,8 +311,8 @@ def check_owner(options: SinkOptions, plan: Plan, version: Version | None) -> No
     if plan.marker.owner != version.owner:
         raise SinkError(
             f"exactly_once: the transactionalId {options.transactional_id!r} belongs to the query "
-            f"{plan.marker.owner}, and this is {version.owner}: a new checkpoint (or txnAppId) starts from the "
-            "beginning and would write the same rows again. Use another transactionalId, or, if that is intended, set "
+            f"{plan.marker.owner}, but this is the query {version.owner}: a new checkpoint (or txnAppId) starts from "
+            "the beginning and would write the same rows again. Use another transactionalId, or, if that is intended, set "
             "onCheckpointReset=accept"
         )
 
@@ -365,11 +369,11 @@ def write_exactly_once(
 def _why_not(task: int, attempt: int) -> str:
     """Return the reason why a task does not write."""
     if attempt == 0:
-        return f"exactly_once: task {task} does not write, since {SPECULATION}"
+        return f"exactly_once: task {task} did not write any rows, because {SPECULATION}"
     return (
-        f"exactly_once: task {task} does not write, since this is attempt {attempt}: an earlier attempt failed, or its "
-        "executor was lost, and Kafka can't distinguish a task's attempts. Spark's log names the executor and the "
-        f"reason (Lost task {task}.{attempt - 1}). {AGAIN}"
+        f"exactly_once: task {task} did not write any rows, because this is attempt {attempt}: an earlier attempt "
+        "failed, or its executor was lost, and Kafka can't distinguish a task's attempts. Spark's log names the "
+        f"executor and the reason (Lost task {task}.{attempt - 1}). {AGAIN}"
     )
 
 
@@ -423,7 +427,7 @@ def _with_partitions(
     if "partition" in names:
         column = batch.column("partition")
         if column.null_count:
-            raise SinkError(f"exactly_once: a row has no partition; {HELPER} gives each row one")
+            raise SinkError(f"exactly_once: a row has no partition; use {HELPER}, which sets it")
         # Without this check, the producer would wait max.block.ms for the partition to appear.
         for topic, count in plan.partitions:
             own = column if options.topic else column.filter(pc.equal(batch.column("topic"), topic))
@@ -436,8 +440,8 @@ def _with_partitions(
         return batch
     if task > 0:
         raise SinkError(
-            "exactly_once needs a column `partition`, with all rows of a partition in one task, or a single task "
-            f"(coalesce(1)): {HELPER} adds the column and repartitions the rows"
+            "exactly_once requires a column `partition`, with all rows of a partition in one task, or a single task "
+            f"(coalesce(1)); {HELPER} adds the column and repartitions the rows"
         )
     # Each batch gets the column, even if all its rows have keys: several batches are sent as one table.
     anywhere = number % min(count for _, count in plan.partitions)

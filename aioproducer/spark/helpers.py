@@ -71,7 +71,7 @@ def _checked(partitions: int | Mapping[str, int] | None) -> int | Mapping[str, i
     if partitions is None or not counts or any(type(count) is not int or count < 1 for count in counts):
         raise ValueError(
             f"partitions={partitions!r} must be the number of partitions in the topic, at least 1, or a mapping of "
-            "topics to numbers, for rows with a column topic; or pass options= to ask the cluster"
+            "topics to numbers, for rows with a column topic; or pass options= to get the numbers from the cluster"
         )
     return partitions
 
@@ -266,6 +266,6 @@ def _query_id(batch: DataFrame) -> str:
     found = _property(batch, QUERY_ID)
     if not found:
         raise ValueError(
-            "foreach_batch can't determine the query's id (Spark Connect?): pass app_id=, a unique name for the query"
+            "foreach_batch can't determine the query's id (Spark Connect?); pass app_id=, a unique name for the query"
         )
     return str(found)

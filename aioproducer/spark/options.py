@@ -190,7 +190,7 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
         ):
             if low in own:
                 raise ConfigError(
-                    f"option {OWN[low]} needs delivery=exactly_once", setting=OWN[low], value=own[low]
+                    f"option {OWN[low]} requires delivery=exactly_once", setting=OWN[low], value=own[low]
                 )
     options = replace(options, reports=own.get("reports", ""), checkpoint=checkpoint)
     # Contradictory settings raise their error now, on the driver, rather than in a task on another machine.
@@ -222,8 +222,8 @@ def _by_kind(given: Mapping[str, str]) -> tuple[HiddenOptions, dict[str, str], s
 def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool) -> SinkOptions:
     if not own.get("transactionalid"):
         raise ConfigError(
-            "delivery=exactly_once needs the option transactionalId: a name that only this query uses, and that stays "
-            "the same when the query is restarted",
+            "delivery=exactly_once requires the option transactionalId: a name that only this query uses, and that "
+            "stays the same when the query is restarted",
             setting="transactionalId",
             value=None,
         )
@@ -237,8 +237,8 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
         )
     if (app_id is None) is not ("txnversion" not in own):
         raise ConfigError(
-            "txnAppId and txnVersion belong together: the name of the job, and the number of this write, 0 or more, "
-            "which stays the same if the write is repeated",
+            "txnAppId and txnVersion must be set together: the name of the job, and the number of this write, 0 or "
+            "more, which stays the same if the write is repeated",
             setting="txnAppId",
             value=app_id,
         )
@@ -272,7 +272,7 @@ def _topics(own: Mapping[str, str]) -> tuple[str, ...]:
         return (own["topic"],)
     if "topics" not in own:
         raise ConfigError(
-            "delivery=exactly_once needs the names of its topics before it starts: set the option topic, or "
+            "delivery=exactly_once requires the names of its topics before it starts; set the option topic, or "
             "topics=a,b,c with each name that the column topic can contain",
             setting="topic",
             value=None,

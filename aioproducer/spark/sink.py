@@ -269,7 +269,7 @@ class KafkaSink(spark.DataSource):
         """
         if overwrite:
             raise ConfigError(
-                'the records in a topic can\'t be overwritten: use mode("append"), not mode("overwrite")',
+                'the records in a topic can\'t be overwritten; use mode("append"), not mode("overwrite")',
                 setting="mode",
                 value="overwrite",
             )

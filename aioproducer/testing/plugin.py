@@ -68,7 +68,7 @@ def kafka_cluster(request: pytest.FixtureRequest) -> EmbeddedCluster:
         )
     if runner == "asyncio" and not _is_async(request):
         pytest.fail(
-            "kafka_cluster needs the event loop of an async test, and this test is not async; make it "
+            "kafka_cluster requires the event loop of an async test, but this test is not async; make it "
             "`async def`, or run EmbeddedCluster in its own thread or process",
             pytrace=False,
         )

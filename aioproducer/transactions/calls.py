@@ -251,7 +251,7 @@ class Transactional(RecordPath):
         """
         self._check_usable()
         if not self._transaction.is_used:
-            raise IllegalStateError("committed() needs a producer with a transactional_id")
+            raise IllegalStateError("committed() requires a producer with a transactional_id")
         if not isinstance(group_id, str) or not group_id:
             raise InvalidRecordError(f"group_id must be a non-empty str, not {group_id!r}")
         places = partitions_of_handoff(partitions)

@@ -378,9 +378,9 @@ class Coordinator:
         except Exception as error:
             # This is a bug. The transaction must fail, or the sender would start this call again and again.
             self._log.exception(
-                "partitions could not join the transaction of %r", transaction.transactional_id
+                "partitions could not be added to the transaction of %r", transaction.transactional_id
             )
-            self._failed(KafkaError(f"partitions could not join the transaction: {error!r}"))
+            self._failed(KafkaError(f"partitions could not be added to the transaction: {error!r}"))
 
     async def _send_offsets(self, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         async with self._offsets_lock:

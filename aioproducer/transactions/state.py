@@ -35,7 +35,7 @@ class TransactionState(Enum):
     ABORT_REQUIRED = "in a transaction that must be aborted"
     ABORTING = "aborting"
     OUTCOME_UNKNOWN = "uncertain whether the last transaction was committed"
-    REINIT_REQUIRED = "in need of init_transactions()"
+    REINIT_REQUIRED = "unusable until init_transactions() is called"
     PARTICIPANT = "taking part in another producer's transaction"
     FAILED_PARTICIPANT = "taking part in a transaction that its owner must abort"
 
@@ -217,7 +217,7 @@ class Transaction:
             TransactionError: the transaction has failed, and another call is needed first.
         """
         if self.state is _S.NONE:
-            raise IllegalStateError(f"{call} needs a producer with a transactional_id")
+            raise IllegalStateError(f"{call} requires a producer with a transactional_id")
         if self.state in allowed:
             return
         if self.rejects_records and self.error is not None:

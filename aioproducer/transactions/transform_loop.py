@@ -127,7 +127,7 @@ class TransformLoop:
     async def __aenter__(self) -> Self:
         self._producer._check_usable()
         if not self._producer._transaction.is_used:
-            raise IllegalStateError("a TransformLoop needs a producer with a transactional_id")
+            raise IllegalStateError("a TransformLoop requires a producer with a transactional_id")
         if self._input is not None:
             raise IllegalStateError("a TransformLoop can be entered only once; create another one")
         self._input = input_of(self._consumer, _PositionsOfLoop(self))

@@ -327,7 +327,7 @@ async def test_a_single_delivery_is_rejected(path):
 
 async def test_deliveries_of_another_loop_are_rejected(path):
     async def in_another_loop(delivery: Delivery) -> None:
-        with pytest.raises(ValueError, match="another event loop"):
+        with pytest.raises(ValueError, match="an event loop other than the running one"):
             await gather([delivery])
 
     delivery = send(path)

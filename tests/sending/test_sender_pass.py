@@ -94,7 +94,7 @@ class Stage:
             coordinator,
         )
         self.ids = sender._producer_ids = SimpleNamespace(
-            refused=None, was_asked=True, ask=self._noting("ask")
+            rejection=None, was_asked=True, ask=self._noting("ask")
         )
         sender._giving_up = SimpleNamespace(
             expire_overdue=lambda now: self.late,
@@ -155,9 +155,9 @@ async def test_new_metadata_is_applied_once():
     assert stage.bench.topic.queues[0].node_id == 7
 
 
-async def test_without_a_producer_id_the_waiting_records_are_refused_once():
+async def test_without_a_producer_id_the_waiting_records_fail_once():
     stage = Stage()
-    error = stage.ids.refused = KafkaError("no id")
+    error = stage.ids.rejection = KafkaError("no id")
     stage.run()
     stage.run()
     assert stage.named("fail_unnumbered") == [("fail_unnumbered", error)]

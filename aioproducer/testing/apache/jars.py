@@ -147,7 +147,7 @@ def java_executable(server: JavaServer = KAFKA) -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
-        raise server.missing_error(f"no Java runtime found: {_INSTALL}")
+        raise server.missing_error(f"no Java runtime was found; run {_INSTALL}")
     return _new_enough(java, server)
 
 
@@ -175,7 +175,7 @@ def _new_enough(java: str, server: JavaServer) -> str:
     if version is None or int(version[1]) < server.oldest_java:
         first_line = told.partition("\n")[0]
         raise server.missing_error(
-            f"{java} is not Java {server.oldest_java} or newer ({first_line}): {_INSTALL}"
+            f"{java} is not Java {server.oldest_java} or newer ({first_line}); run {_INSTALL}"
         )
     return java
 
@@ -243,7 +243,7 @@ async def _fetch_in_child(download: Download, target: Path, children: ChildProce
     what, title = download.what, download.title
     if importlib.util.find_spec("jgo") is None:
         raise download.server.missing_error(
-            f"{what} are not in {target.parent} and jgo, which would fetch them, is not installed: {_INSTALL}"
+            f"{what} are not in {target.parent} and jgo, which would fetch them, is not installed; run {_INSTALL}"
         )
     scratch = target.with_name(f"{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed

@@ -116,7 +116,7 @@ class ApacheKafka:
         if brokers < 1:
             raise ValueError(f"brokers must be at least 1, not {brokers}")
         if ports is not None and len(ports) != brokers:
-            raise ValueError(f"{brokers} brokers need {brokers} ports, not {len(ports)}")
+            raise ValueError(f"the number of ports must be {brokers}, one for each broker, not {len(ports)}")
         if strangers := sorted(set(advertised or {}) - set(range(brokers))):
             raise ValueError(f"advertised names brokers {strangers}, but the ids are 0 to {brokers - 1}")
         self.version = checked_version(version)

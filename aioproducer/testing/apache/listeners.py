@@ -50,7 +50,7 @@ def declared(listeners: Mapping[str, Mapping[str, Setting]]) -> tuple[Listener, 
         protocol = settings.get(_PROTOCOL)
         if protocol not in _PROTOCOLS:
             raise ValueError(
-                f"listener {name} needs {_PROTOCOL!r}, one of {', '.join(_PROTOCOLS)}, not {protocol!r}"
+                f"listener {name} requires {_PROTOCOL!r}, one of {', '.join(_PROTOCOLS)}, not {protocol!r}"
             )
         own = {key: value for key, value in settings.items() if key != _PROTOCOL}
         found[name] = Listener(name, str(protocol), own)

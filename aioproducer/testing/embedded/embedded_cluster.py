@@ -80,7 +80,7 @@ class EmbeddedCluster(ClusterState):
             ValueError: an argument is invalid.
         """
         if brokers < 1 or default_partitions < 1:
-            raise ValueError("a cluster needs at least one broker, and a topic at least one partition")
+            raise ValueError("a cluster must have at least one broker, and a topic at least one partition")
         if replication_factor is not None and not 1 <= replication_factor <= brokers:
             raise ValueError(
                 f"replication_factor={replication_factor} is not possible with {counted(brokers, 'broker')}"

@@ -107,7 +107,7 @@ def only_batch(records: memoryview | None, version: int) -> memoryview:
         if codec not in _KNOWN_CODECS:
             raise RequestError(f"there is no codec {codec}")
         if codec == Codec.ZSTD:
-            raise AppendError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7")
+            raise AppendError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd requires Produce version 7")
     if _end_of_batch(view, end) is not None:
         raise AppendError(ErrorCode.INVALID_RECORD, "more than one record batch")
     return view[:end]

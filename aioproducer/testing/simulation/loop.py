@@ -83,7 +83,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """Advance the clock by `timeout`. The base class calls this once per iteration."""
         if timeout is None:
-            raise self._stalled("nothing will ever happen again")
+            raise self._stalled("no task can run, and no timer is set")
         if timeout > 0:
             self._now += timeout
             self._turns = 0
@@ -92,7 +92,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         else:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_MOMENT:
-                raise self._stalled("busy forever at one moment")
+                raise self._stalled("the tasks never stop running, so the clock does not advance")
         return []
 
     def _stalled(self, what: str) -> SimulationStalled:
