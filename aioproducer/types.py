@@ -190,7 +190,7 @@ class Secret:
         """
         if self._text is None:
             raise ValueError(
-                "the secret came out of a pickle, which does not contain its text; set it again in this process"
+                "the secret was unpickled, but a pickle does not contain its text; set it again in this process"
             )
         return self._text
 

@@ -54,7 +54,7 @@ def test_secrets_are_compared_by_their_text_and_lost_ones_by_identity():
 
 
 def test_a_secret_of_another_type_is_rejected_without_showing_it():
-    with pytest.raises(TypeError, match="a secret is a str, not bytes"):
+    with pytest.raises(TypeError, match="a secret must be a str, not bytes"):
         Secret(b"password")
 
 

@@ -41,7 +41,7 @@ async def _draw(progress: Progress, task: object, feed: Feed, ledger: Ledger) ->
         seconds = max(loop.time() - began, PERIOD)
         text = f"{ledger.delivered:,} delivered, {ledger.delivered / seconds:,.0f}/s"
         if lost := ledger.failed + ledger.unknown:
-            text += f", {lost:,} not"
+            text += f", {lost:,} failed or unknown"
         progress.update(task, completed=feed.bytes_read, records=text)  # type: ignore[arg-type]  # an opaque id
         progress.refresh()
         await asyncio.sleep(PERIOD)

@@ -63,7 +63,7 @@ class Action(Enum):
     COORDINATOR = "find the coordinator and try again"
     # metadata and connections
     REBOOTSTRAP = "start again from the bootstrap servers"
-    DOWNGRADE = "ask once more, in a version that the broker supports"
+    DOWNGRADE = "ask once more, with a version that the broker supports"
     CLOSE = "close the connection and try again after the back-off"
     OTHER_MECHANISM = "fail; the broker accepts only other SASL mechanisms"
     NO_SASL = "fail; this listener does not use SASL"

@@ -764,8 +764,8 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
                     murmur2_of(<const unsigned char*>record.key, record.key_size) & 0x7FFFFFFF, count, inverse)
             elif refusals is not None:
                 raise InvalidRecordError(
-                    "a producer that takes part in another producer's transaction requires partitions=, or keys for "
-                    "murmur2", argument="partitions")
+                    "a producer that takes part in another producer's transaction requires partitions= or, with the "
+                    "partitioner murmur2, keys", argument="partitions")
             else:
                 number = sticky(self, topic, most)
                 is_sticky = True

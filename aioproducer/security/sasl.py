@@ -400,7 +400,7 @@ def _check(mechanism: str, username: str, password: Secret) -> None:
 def _reject_lost(mechanism: str, secret: Secret) -> None:
     if secret.is_lost:
         raise AuthenticationError(
-            f"{mechanism}: the secret came out of a pickle, which does not contain its text; create it in "
+            f"{mechanism}: the secret was unpickled, but a pickle does not contain its text; set it again in "
             f"this process"
         )
 

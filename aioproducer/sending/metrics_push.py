@@ -152,7 +152,8 @@ class MetricsPush:
                 await self._has_instance_id.wait()
         except TimeoutError:
             raise KafkaTimeoutError(
-                f"no broker gave this client an id within {timeout:g} s; perhaps the brokers collect no client metrics"
+                f"no broker gave this client an id within {timeout:g} s; perhaps the brokers do not collect client "
+                "metrics"
             ) from None
         assert self._instance_id is not None  # set before the event was set
         return self._instance_id

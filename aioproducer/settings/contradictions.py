@@ -117,7 +117,7 @@ def _derive_idempotence(unsettled: UnsettledSettings) -> None:
         return
     unsettled.derive("enable_idempotence", False, unsettled.as_text(cause))
     unsettled.notes.append(
-        f"{unsettled.as_text(cause)} turns enable_idempotence off: {effect} "
+        f"{unsettled.as_text(cause)} turns enable_idempotence off, so {effect} "
         "(set enable_idempotence=False to avoid this warning)"
     )
 

@@ -230,7 +230,7 @@ _NOTED: dict[str, str] = {
     "a missing topic is requested repeatedly for max_block_ms": "topic.metadata.propagation.max.ms",
     "retry_backoff_ms also applies to metadata": """
         topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.fast.cnt""",
-    "names are looked up for every connection": "broker.address.ttl",
+    "host names are looked up for every connection": "broker.address.ttl",
     "request_timeout_ms applies to every request": "metadata.request.timeout.ms",
     "socket_connection_setup_timeout_ms covers it": "api.version.request.timeout.ms",
     "no longer used, not even by librdkafka": """

@@ -80,7 +80,7 @@ def purpose_elsewhere(name: str) -> str | None:
         or name.partition(".")[0].lower() in _FIRST_WORDS
     ):
         return None
-    return None if name_meant(name) else "not a setting of Kafka's clients"
+    return None if name_meant(name) else "unknown to Kafka's clients"
 
 
 def name_meant(name: str) -> str:

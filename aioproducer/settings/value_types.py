@@ -226,7 +226,7 @@ class Words(ValueType):
     def check(self, value: Any) -> tuple[str, ...]:
         parts = re.split(f"[{self.separators}\\s]+", value) if isinstance(value, str) else value
         if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-            raise ValueError("must be a list of str, or one str with commas")
+            raise ValueError("must be a list of str or a comma-separated str")
         known = {word.lower(): word for word in self.words}
         found = tuple(part.strip() for part in parts if part.strip())
         if self.words and not all(part.lower() in known for part in found):
@@ -316,7 +316,7 @@ def _is_empty(secret: Secret) -> bool:
         return not secret.reveal()
     except ValueError:
         pass
-    raise ValueError("came out of a pickle, which does not contain its text; set it again in this process")
+    raise ValueError("was unpickled, but a pickle does not contain its text; set it again in this process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,5 +416,7 @@ def _server(text: str) -> tuple[str, int]:
     port = int(match[3]) if match and match[3] else DEFAULT_PORT
     if match is None or not 0 < port < 65536:
         advice = "; set credentials as sasl_plain_username and sasl_plain_password" if "@" in text else ""
-        raise ValueError(f"contains something that is not an address; write host:port{advice}")
+        raise ValueError(
+            f"contains something that is not an address; write each address as host:port{advice}"
+        )
     return match[1] or match[2], port

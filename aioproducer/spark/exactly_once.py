@@ -312,8 +312,8 @@ def check_owner(options: SinkOptions, plan: Plan, version: Version | None) -> No
         raise SinkError(
             f"exactly_once: the transactionalId {options.transactional_id!r} belongs to the query "
             f"{plan.marker.owner}, but this is the query {version.owner}: a new checkpoint (or txnAppId) starts from "
-            "the beginning and would write the same rows again. Use another transactionalId, or, if that is intended, set "
-            "onCheckpointReset=accept"
+            "the beginning and would write the same rows again. Use another transactionalId, or, if that is intended, "
+            "set onCheckpointReset=accept"
         )
 
 

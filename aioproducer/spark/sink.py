@@ -152,7 +152,7 @@ class _Writer:
                 if report.failure:
                     raise SinkError(report.failure)
         elif not exactly_once.commit(self._options, self._plan, version, reports):
-            logger.info("%s was already committed; skipped", what)
+            logger.info("%s was already committed and is skipped", what)
             return
         now = time.time()
         plan = next((report.plan for report in reports if report.plan is not None), None)

@@ -190,8 +190,8 @@ class Transaction:
             raise copy(self.error)
         if self.state is _S.IN_TRANSACTION and not self.role.may_write:
             raise IllegalStateError(
-                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only end it, because "
-                "only the producers that wrote to it know the next sequence numbers; commit or abort it"
+                f"send: the producer {self.transactional_id!r} has resumed a transaction, and can only commit or abort "
+                "it, because only the producers that wrote the records know the next sequence numbers"
             )
         raise self._wrong_state("send")
 

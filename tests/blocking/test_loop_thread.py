@@ -73,7 +73,7 @@ def test_a_call_continues_after_its_timeout(thread):
         return "late"
 
     made = call(thread, function)
-    with pytest.raises(TimeoutError, match="did not end within"):
+    with pytest.raises(TimeoutError, match="did not complete within"):
         made.wait(thread, 0.001)
 
     assert ended.wait(LONG)

@@ -82,7 +82,7 @@ async def test_the_second_ctrl_c_ends_the_wait_for_results(cluster):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--rate", "0"], "--rate 0: it must be more than 0"),
+        (["--rate", "0"], "--rate must be more than 0, not 0"),
         (["--payload-file", "missing"], "--payload-file missing: No such file or directory"),
         (["--payload-file", "/dev/null"], "--payload-file /dev/null: the file is empty"),
         (["-X", "acks=0"], "bench measures acknowledgements"),

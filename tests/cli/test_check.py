@@ -78,11 +78,11 @@ async def test_an_advertised_address_that_cannot_be_resolved_or_reached_is_named
     assert step["name"] == "DNS"
     assert step["text"].startswith("this machine cannot resolve kafka.invalid: ")
     assert (
-        f"the cluster advertises kafka.invalid:{port} to its clients: fix advertised.listeners"
+        f"the cluster advertises kafka.invalid:{port} to its clients; correct advertised.listeners"
         in step["advice"]
     )
     assert failed(refused)["name"] == "TCP"
-    assert "fix advertised.listeners of broker 0" in failed(refused)["advice"]
+    assert "correct advertised.listeners of broker 0" in failed(refused)["advice"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ async def test_a_partition_without_a_leader_fails_and_missing_replicas_need_atte
 
     assert ended.code == 0
     [step] = [step for step in ended.json["steps"] if step["name"] == "in-sync"]
-    assert (step["status"], step["text"]) == ("look", "replicas are missing in partition 0")
+    assert (step["status"], step["text"]) == ("look", "not all replicas of partition 0 are in sync")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_a_partition_without_a_leader_fails_and_missing_replicas_need_atte
     [
         ("right", True, ""),
         ("right", False, "ssl_truststore_location"),
-        ("expired", True, "the broker needs a new one"),
+        ("expired", True, "the broker needs a new certificate"),
         ("wrong host", True, "the name that the client connects to must be in the certificate"),
     ],
 )
@@ -199,7 +199,7 @@ async def test_wrong_settings_end_with_2(cluster):
     incomplete = await checked(cluster.bootstrap_servers, "--write")
 
     assert (wrong.code, incomplete.code) == (2, 2)
-    assert "--write needs --topic" in incomplete.err
+    assert "--write requires --topic" in incomplete.err
 
 
 async def test_ctrl_c_ends_with_130_and_the_steps_so_far():
@@ -282,9 +282,9 @@ async def test_a_brokers_texts_cannot_colour_the_output_or_forge_a_step(as_json)
 @pytest.mark.parametrize(
     ("host", "port", "name", "text"),
     [
-        ("127.0.0.1", 70_000, "address", "its address is invalid: a producer ignores this broker"),
-        ("127.0.0.1", 0, "address", "its address is invalid: a producer ignores this broker"),
-        ("a b", 9092, "address", "its address is invalid: a producer ignores this broker"),
+        ("127.0.0.1", 70_000, "address", "address is invalid, so producers ignore this broker"),
+        ("127.0.0.1", 0, "address", "address is invalid, so producers ignore this broker"),
+        ("a b", 9092, "address", "address is invalid, so producers ignore this broker"),
         ("a" * 64 + ".example", 9092, "DNS", "this machine cannot resolve aaaa"),
         ("169.254.169.254", 9092, "TCP", "is a link-local address; to allow it, set resolved_address_filter"),
     ],
@@ -296,7 +296,7 @@ async def test_an_advertised_address_that_a_producer_rejects_is_a_failed_step(ho
     assert step["place"] == f"broker 7, advertised as {host}:{port}"
     assert step["name"] == name
     assert text in step["text"]
-    assert "fix advertised.listeners of broker 7" in step["advice"]
+    assert "correct advertised.listeners of broker 7" in step["advice"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ async def test_it_serves_its_topics_until_a_signal(number):
         (["-t", "x:0"], "PARTITIONS in NAME:PARTITIONS must be a whole number, at least 1"),
         (["-t", "x", "-t", "x"], "--topic x is given twice"),
         (["--versions", "nonsense"], "nonsense"),
-        (["--port", "65535", "--brokers", "2"], "needs ports up to 65536"),
+        (["--port", "65535", "--brokers", "2"], "requires ports up to 65536"),
     ],
 )
 async def test_wrong_usage_ends_with_2(arguments, problem):

@@ -25,8 +25,8 @@ def answer(*, leader: int = 0, operations: int = NOT_REPORTED) -> MetadataRespon
     ("operations", "may_write", "text"),
     [
         (1 << 8 | 1 << 4, True, "WRITE, DESCRIBE"),
-        (1 << 8, False, "no WRITE, only DESCRIBE"),
-        (NOT_REPORTED, True, "the brokers do not report them"),
+        (1 << 8, False, "WRITE is not granted, only DESCRIBE"),
+        (NOT_REPORTED, True, "the brokers do not report this user's rights"),
     ],
 )
 def test_rights_come_from_the_authorized_operations(operations, may_write, text):
@@ -48,6 +48,6 @@ def test_the_advice_on_an_advertised_address_names_the_setting_of_the_broker():
     [broker] = answer().brokers
 
     assert (
-        "the cluster advertises kafka:29092 to its clients: fix advertised.listeners of broker 7"
+        "the cluster advertises kafka:29092 to its clients; correct advertised.listeners of broker 7"
         in advice_on(broker, "localhost:9092")
     )

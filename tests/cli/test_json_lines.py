@@ -23,7 +23,7 @@ def test_a_line_is_the_value_as_it_is_and_blank_lines_count(tmp_path):
     [
         (b"{", "line 2: not valid JSON: Expecting property name enclosed in double quotes (column 2)"),
         (b'"\xff"', "line 2: not UTF-8"),
-        (b"[1]", "line 2: not a JSON object, which is needed if columns are named"),
+        (b"[1]", "line 2: not a JSON object, which the column options require"),
         (b'{"b": 1}', "line 2: there is no column a; the columns are b"),
         (b'{"a": ' + b"[" * 100_000, "line 2: "),
     ],

@@ -28,7 +28,7 @@ sys.exit(main())
 
     assert ended.returncode == 2
     assert ended.stderr == (
-        f"The command aioproducer needs the package {package}, which is not installed: "
+        f"The command aioproducer requires the package {package}, which is not installed; run "
         "pip install 'aioproducer[cli]'\n"
     )
 

@@ -201,11 +201,11 @@ async def test_a_file_that_becomes_unreadable_ends_the_run_without_reporting_suc
         (["missing.txt"], "missing.txt cannot be read: No such file or directory"),
         (["/"], "/ cannot be read: it is a directory"),
         (["-", "-"], "standard input (-) is named twice; it can be read only once"),
-        (["--rate", "0"], "--rate 0: it must be more than 0"),
-        (["-X", "secret"], "-X needs KEY=VALUE, such as -X compression.type=zstd"),
+        (["--rate", "0"], "--rate must be more than 0, not 0"),
+        (["-X", "secret"], "-X requires KEY=VALUE, such as -X compression.type=zstd"),
         (
             ["-X", "acks=0"],
-            "acks=0 gets no acknowledgements, so nothing could be reported as delivered; use acks=1",
+            "with acks=0, brokers send no acknowledgements, so no record could be reported as delivered; use acks=1",
         ),
         (["-X", "lingerms=5"], "there is no setting lingerms; did you mean linger_ms?"),
         (

@@ -105,7 +105,7 @@ async def test_a_producer_that_may_not_create_topics_does_not(each_kafka, topic)
         each_kafka.bootstrap_servers, allow_auto_create_topics=False, max_block_ms=500_000 * MS
     ) as producer:
         with pytest.raises(
-            MetadataTimeoutError, match=f"topic {topic} is not known after .* s: .*UNKNOWN_TOPIC"
+            MetadataTimeoutError, match=f"topic {topic} is still unknown after .* s: .*UNKNOWN_TOPIC"
         ):
             await producer.send(topic, b"v")
 
@@ -129,7 +129,9 @@ def kafka_without_auto_create(request) -> Iterator[ApacheKafka]:
 async def test_the_error_says_that_the_broker_does_not_create_the_topic(kafka_without_auto_create, topic):
     kafka = kafka_without_auto_create
     async with Producer(kafka.bootstrap_servers, max_block_ms=500_000 * MS) as producer:
-        with pytest.raises(MetadataTimeoutError, match=rf"topic {topic} is not known after .*UNKNOWN_TOPIC"):
+        with pytest.raises(
+            MetadataTimeoutError, match=rf"topic {topic} is still unknown after .*UNKNOWN_TOPIC"
+        ):
             await producer.send(topic, b"refused")
 
         await kafka.create_topic(topic, partitions=2)

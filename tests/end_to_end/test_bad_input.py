@@ -384,21 +384,21 @@ def test_an_unknown_setting_is_named_with_the_nearest_one(setting, hint):
 
 def test_with_instead_of_async_with_says_what_to_do():
     with (
-        pytest.raises(TypeError, match=r"needs `async with`.*aioproducer\.blocking\.Producer"),
+        pytest.raises(TypeError, match=r"requires `async with`.*aioproducer\.blocking\.Producer"),
         quick_producer("localhost:1"),
     ):
         pytest.fail("it was opened")
 
 
 async def test_async_with_of_a_blocking_producer_says_what_to_do():
-    with pytest.raises(TypeError, match="needs `with`"):
+    with pytest.raises(TypeError, match="requires `with`"):
         async with blocking.Producer("localhost:1"):
             pytest.fail("it was opened")
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_pickling_or_copying_a_producer_says_that_each_process_builds_its_own(copied):
-    with pytest.raises(TypeError, match="build one in each process"):
+    with pytest.raises(TypeError, match="create one in each process"):
         copied(quick_producer("localhost:1"))
-    with pytest.raises(TypeError, match="build one in each process"):
+    with pytest.raises(TypeError, match="create one in each process"):
         copied(object.__new__(blocking.Producer))

@@ -231,4 +231,4 @@ def test_a_dropped_producer_whose_loop_ends_before_it_is_closed_logs_its_records
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
     )
 
-    assert "as when an event loop ends, before 3 accepted records had a result" in done.stderr
+    assert "as happens when an event loop ends, before 3 accepted records had a result" in done.stderr

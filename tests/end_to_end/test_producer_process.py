@@ -169,7 +169,7 @@ LOST = "51 accepted records had a result: 50 were not sent and are lost, 1 may b
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        ("asyncio.run(main())", "its tasks were cancelled, as when an event loop ends,"),
+        ("asyncio.run(main())", "its tasks were cancelled, as happens when an event loop ends,"),
         (f"{CLOSED_LOOP}; del producer; gc.collect()", "it was garbage-collected"),
         (f"{CLOSED_LOOP}; here = producer, loop", "the interpreter ended"),
     ],

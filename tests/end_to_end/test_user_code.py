@@ -187,7 +187,7 @@ async def test_async_interceptors_are_named_and_skipped(caplog):
         await producer.send_and_wait("t", b"")
 
     assert "AsyncInterceptor.on_send returned coroutine instead of a ProducerRecord" in caplog.text
-    assert "AsyncInterceptor.on_acknowledgement is async and is skipped" in caplog.text
+    assert "AsyncInterceptor.on_acknowledgement is async and was skipped for this record" in caplog.text
 
 
 async def connect_nothing(host: str, port: int) -> None:

@@ -266,7 +266,7 @@ async def test_brokers_that_stay_unreachable_share_a_line_every_ten_seconds(capl
     assert len(repeated) == 3
     for line in repeated:
         assert re.search(
-            r" at the earliest, \d+ attempts have failed; 2 other brokers cannot be reached$", line
+            r" at the earliest; \d+ attempts have failed; 2 other brokers cannot be reached$", line
         )
 
 
@@ -660,10 +660,10 @@ async def test_a_request_times_out_if_no_broker_becomes_ready():
 async def test_an_attempt_to_connect_reports_the_step_it_waits_for():
     async with ScriptedBroker(silent) as broker:
         for settings, told in [
-            ({}, "the port accepted the connection and has not answered ApiVersions for"),
+            ({}, "the port accepted the connection but has not answered ApiVersions for"),
             (
                 {"security_protocol": "SSL"},
-                "the port accepted the connection and has not answered the TLS handshake",
+                "the port accepted the connection but has not answered the TLS handshake",
             ),
             ({"connector": lambda host, port: asyncio.Event().wait()}, "the name is being resolved"),
         ]:

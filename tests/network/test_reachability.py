@@ -98,7 +98,7 @@ def test_the_first_loss_is_a_warning_and_later_ones_are_warnings_once_in_a_perio
 
     first, later = warnings(caplog)
     assert first.endswith("a:1: it hung up; next attempt in 1 s at the earliest")
-    assert later.endswith("earliest, 4 attempts have failed; 1 other broker cannot be reached")
+    assert later.endswith("earliest; 4 attempts have failed; 1 other broker cannot be reached")
 
 
 def test_before_a_cluster_is_known_only_the_first_loss_is_a_warning(caplog):

@@ -33,7 +33,7 @@ def test_a_wait_of_a_second_causes_a_warning_and_its_end_has_a_line(caplog):
     first, last = caplog.records
     assert (first.levelname, last.levelname) == ("WARNING", "INFO")
     assert (
-        "(4096 bytes, buffer_memory): send has been waiting for 1.0 s, 1 caller is waiting."
+        "(4096 bytes, buffer_memory): send has been waiting for 1.0 s; 1 caller is waiting."
         in first.getMessage()
     )
     assert last.getMessage().startswith(

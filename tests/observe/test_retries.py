@@ -62,12 +62,12 @@ def test_a_lasting_disturbance_is_counted_every_ten_seconds(log):
 
     log.retry(PERIOD)
     assert log.new() == [
-        "t: NOT_ENOUGH_REPLICAS for 10 s: batches were sent again 3 times since the last line, "
+        "t: NOT_ENOUGH_REPLICAS for 10 s: batches were sent again 3 times since the last line; "
         "2 partitions are affected"
     ]
     log.retry(PERIOD * 2)
     assert log.new() == [
-        "t: NOT_ENOUGH_REPLICAS for 20 s: batches were sent again once since the last line, 2 partitions are affected"
+        "t: NOT_ENOUGH_REPLICAS for 20 s: batches were sent again once since the last line; 2 partitions are affected"
     ]
 
 

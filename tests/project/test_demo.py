@@ -285,7 +285,7 @@ def test_an_address_without_a_listener_is_a_clear_error():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--kafka", "apache:x:y"], "write host:port"),
+        (["--kafka", "apache:x:y"], "as host:port"),
         (["--limit", "0"], "at least 1"),
         (["--compression", "brotli"], "invalid choice"),
     ],

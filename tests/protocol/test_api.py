@@ -127,7 +127,7 @@ def test_records_of_a_decoded_frame_are_a_view_of_it():
 def test_response_to_another_request_is_a_correlation_error():
     frame = frame_of(encode_response(EndTxnResponse(), 3, 7))
 
-    with pytest.raises(CorrelationError, match=r"EndTxnResponse expected for request 8.* answered request 7"):
+    with pytest.raises(CorrelationError, match=r"expected EndTxnResponse for request 8.* answered request 7"):
         decode_response(EndTxnResponse, 3, frame, 8)
 
 

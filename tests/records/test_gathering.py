@@ -319,7 +319,9 @@ async def test_cancelling_a_gather_of_other_awaitables_cancels_them(path):
 
 
 async def test_a_single_delivery_is_rejected(path):
-    with pytest.raises(TypeError, match=r"an iterable of deliveries, not one Delivery; await it directly"):
+    with pytest.raises(
+        TypeError, match=r"an iterable of deliveries, not a single Delivery; await it directly"
+    ):
         await gather(send(path))
     with pytest.raises(TypeError):
         await gather(["orders"])

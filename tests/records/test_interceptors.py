@@ -89,7 +89,7 @@ def test_an_interceptor_that_fails_leaves_the_record_as_the_previous_ones_return
 
     assert interceptors.on_send(RECORD) == ProducerRecord("t", b"v12")
     assert last.records == [ProducerRecord("t", b"v12")]
-    assert "Broken.on_send raised an exception and is skipped" in caplog.text
+    assert "Broken.on_send raised an exception and was skipped for this record" in caplog.text
 
 
 def test_a_result_reaches_each_interceptor_even_if_others_fail(caplog):
@@ -102,7 +102,7 @@ def test_a_result_reaches_each_interceptor_even_if_others_fail(caplog):
 
     assert first.results == last.results == [error]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Broken.on_acknowledgement raised an exception and is skipped" in caplog.text
+    assert "Broken.on_acknowledgement raised an exception and was skipped for this record" in caplog.text
 
 
 class Cancelled:
@@ -121,7 +121,7 @@ async def test_a_cancellation_that_an_interceptor_raises_itself_only_skips_it(ca
         await until(lambda: "on_acknowledgement raised" in caplog.text)
 
     assert values(cluster) == [b"v"]
-    assert "Cancelled.on_send raised an exception and is skipped" in caplog.text
+    assert "Cancelled.on_send raised an exception and was skipped for this record" in caplog.text
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -415,7 +415,10 @@ async def test_an_on_send_that_returns_no_record_is_skipped(caplog, made):
         assert values(cluster) == [b"v"]
 
     returned = "NoneType" if made == "nothing" else "coroutine"
-    assert f"on_send returned {returned} instead of a ProducerRecord and is skipped" in caplog.text
+    assert (
+        f"on_send returned {returned} instead of a ProducerRecord and was skipped for this record"
+        in caplog.text
+    )
 
 
 def test_a_record_shows_neither_its_key_nor_its_value():

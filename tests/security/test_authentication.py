@@ -97,7 +97,8 @@ async def test_a_handshake_is_followed_by_each_token_and_the_last_answer_has_the
         (
             {"handshake": ErrorCode.UNSUPPORTED_SASL_MECHANISM},
             UnsupportedSaslMechanismError,
-            r"broker 1: the broker does not accept PLAIN; it offers SCRAM-SHA-256, GSS\x07API; set sasl_mechanism",
+            r"broker 1: the broker does not accept PLAIN; it offers SCRAM-SHA-256, GSS\x07API; set sasl_mechanism "
+            "accordingly",
         ),
         (
             {"handshake": ErrorCode.ILLEGAL_SASL_STATE},

@@ -291,7 +291,7 @@ async def test_a_mechanism_that_the_broker_rejects_is_named_with_those_it_accept
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("expired", "certificate has expired; the broker needs a new one"),
+        ("expired", "certificate has expired; the broker needs a new certificate"),
         ("not yet valid", "certificate is not yet valid; compare this machine's clock"),
         (
             "wrong host",
@@ -394,7 +394,7 @@ async def test_if_a_broker_requires_a_certificate_start_fails_and_names_the_sett
         error = await refusal(cluster.bootstrap_servers, security_protocol="SSL", **TRUST)
 
     assert type(error) is TlsError
-    assert "the broker requires a client certificate: set ssl_keystore_location" in str(error)
+    assert "the broker requires a client certificate; set ssl_keystore_location" in str(error)
 
 
 async def test_unreadable_certificates_make_start_fail_and_name_the_setting(tmp_path):
@@ -660,7 +660,7 @@ async def test_a_broker_that_goes_away_during_authentication_is_reported_as_such
         await peer.request()
 
     async with ScriptedBroker(serve) as broker:
-        with pytest.raises(BrokerConnectionError, match="during authentication by SCRAM-SHA-256"):
+        with pytest.raises(BrokerConnectionError, match="during authentication with SCRAM-SHA-256"):
             await make_connection(broker.port, **SCRAM).connect()
 
 

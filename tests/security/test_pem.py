@@ -67,14 +67,14 @@ def test_text_with_line_breaks_keeps_them_and_text_that_is_not_pem_is_not_change
             None,
             "",
             "ssl_certificate_location",
-            "it contains no certificate in PEM format",
+            "no certificate in PEM format",
         ),
         (
             (certificate(chain_pem(LEAF)), key(chain_pem(LEAF))),
             None,
             "",
             "ssl_key_location",
-            r"it contains no private key in PEM format \(-----BEGIN PRIVATE KEY-----\)$",
+            r"no private key in PEM format \(-----BEGIN PRIVATE KEY-----\) was found$",
         ),
         (
             (certificate(chain_pem(LEAF)), key(chain_pem(LEAF), "ssl_certificate_location")),
@@ -123,15 +123,23 @@ def test_a_text_that_is_still_in_its_file_matches_nothing():
 @pytest.mark.parametrize(
     ("data", "what", "told"),
     [
-        (b"", CERTIFICATE, "it contains no certificate in PEM format (-----BEGIN CERTIFICATE-----)"),
-        (REVOKED, CERTIFICATE, "it contains no certificate"),
+        (b"", CERTIFICATE, "no certificate in PEM format (-----BEGIN CERTIFICATE-----) was found"),
+        (REVOKED, CERTIFICATE, "no certificate in PEM format"),
         (
             authority_pem().encode(),
             CRL,
-            "it contains no revocation list in PEM format (-----BEGIN X509 CRL-----)",
+            "no revocation list in PEM format (-----BEGIN X509 CRL-----) was found",
         ),
-        (DAMAGED.encode(), CERTIFICATE, "can't read a certificate in it: it is damaged or cut off"),
-        (REVOKED, CRL, "can't read a revocation list in it: it is damaged or cut off"),
+        (
+            DAMAGED.encode(),
+            CERTIFICATE,
+            "can't read a certificate in this file: the certificate is damaged or cut off",
+        ),
+        (
+            REVOKED,
+            CRL,
+            "can't read a revocation list in this file: the revocation list is damaged or cut off",
+        ),
         ("-----BEGIN TRUSTED CERTIFICATE-----é".encode("latin-1"), CERTIFICATE, "it is damaged or cut off"),
     ],
 )
@@ -151,7 +159,7 @@ def test_a_revocation_list_is_found_behind_certificates_and_bytes_that_are_not_t
         (
             authority_pem().encode(),
             True,
-            "it is PEM text; set ssl_truststore_type='PEM', or leave ssl_truststore_type",
+            "the file is PEM text; set ssl_truststore_type='PEM', or leave ssl_truststore_type",
         ),
         (b"\xfe\xed\xfe\xed", True, "neither PEM text (-----BEGIN ...) nor a PKCS12 store"),
         (pkcs12_trust("secret"), False, "can't be opened without a password; set ssl_truststore_password"),

@@ -302,7 +302,7 @@ def test_a_missing_or_invalid_file_is_named(tmp_path, setting):
         make_context(config(**{setting: str(missing)}))
 
     nonsense = write(tmp_path / "nonsense.pem", "-----BEGIN nothing")
-    with pytest.raises(ConfigError, match=f"{setting}: .*nonsense.pem: it contains no .* in PEM format"):
+    with pytest.raises(ConfigError, match=f"{setting}: .*nonsense.pem: no .* in PEM format"):
         make_context(config(**{setting: nonsense}))
 
 
@@ -348,7 +348,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
     )
     missing = str(tmp_path / "missing.pem")
     no_match = "the private key does not belong to the certificate \\(ssl_.*\\); use the key for which"
-    neither = "it is neither PEM text .* nor a PKCS12 store"
+    neither = "the file is neither PEM text .* nor a PKCS12 store"
     own = {"ssl_certificate_location": path["cert"]}
     texts_given = {"ssl_keystore_certificate_chain": chain, "ssl_keystore_key": another}
     return {
@@ -363,15 +363,15 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         "another key as text": (texts_given, f"ssl_keystore_key: the text: {no_match}"),
         "no key": (
             own,
-            "cert.pem: it contains no private key .*; name the file with the key in ssl_key_location",
+            "cert.pem: no private key .*; name the file with the key in ssl_key_location",
         ),
         "no key in the store": (
             {"ssl_keystore_location": path["cert"]},
-            "it contains no private key in PEM format",
+            ": no private key in PEM format",
         ),
         "junk as key": (
             {**own, "ssl_key_location": path["junk"]},
-            "ssl_key_location: .*it contains no private key",
+            "ssl_key_location: .*: no private key",
         ),
         "missing key": (
             {**own, "ssl_key_location": missing},
@@ -379,7 +379,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         ),
         "swapped": (
             {"ssl_certificate_location": path["key"], "ssl_key_location": path["cert"]},
-            "ssl_certificate_location: .*key.pem: it contains no certificate in PEM format",
+            "ssl_certificate_location: .*key.pem: no certificate in PEM format",
         ),
         "damaged": (
             {"ssl_certificate_location": path["damaged"], "ssl_key_location": path["key"]},
@@ -399,11 +399,11 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         ),
         "PEM as PKCS12": (
             {"ssl_truststore_location": ca, "ssl_truststore_type": "PKCS12"},
-            "it is PEM text; set ssl_truststore_type='PEM', or leave ssl_truststore_type out",
+            "the file is PEM text; set ssl_truststore_type='PEM', or leave ssl_truststore_type out",
         ),
         "PEM with a key as PKCS12": (
             {"ssl_keystore_location": both, "ssl_keystore_type": "PKCS12"},
-            "it is PEM text; set ssl_keystore_type='PEM', or leave ssl_keystore_type out",
+            "the file is PEM text; set ssl_keystore_type='PEM', or leave ssl_keystore_type out",
         ),
         "another key than that beside the certificate": (
             {
@@ -418,7 +418,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         ),
         "certificate as CRL": (
             {"ssl_crl_location": ca},
-            "ssl_crl_location: .*it contains no revocation list",
+            "ssl_crl_location: .*: no revocation list",
         ),
     }
 
@@ -474,7 +474,7 @@ def test_a_misspelt_suite_of_tls_1_3_is_refused(suite):
     ],
 )
 def test_suites_of_a_protocol_that_is_not_enabled_are_refused(protocol, suite, other):
-    with pytest.raises(ConfigError, match=rf"{suite} are only for {other}.*{protocol}") as caught:
+    with pytest.raises(ConfigError, match=rf"{suite} contains only suites for {other}.*{protocol}") as caught:
         config(ssl_enabled_protocols=protocol, ssl_cipher_suites=suite)
 
     assert caught.value.setting == "ssl_cipher_suites"
@@ -789,12 +789,15 @@ def test_a_name_is_compared_with_the_certificate_without_its_final_dot_and_scope
         ("WRONG_VERSION_NUMBER", "the peer does not speak TLS"),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "set ssl_keystore_location"),
         ("TLSV1_ALERT_UNKNOWN_CA", "does not trust the authority"),
-        ("TLSV1_ALERT_PROTOCOL_VERSION", "supports no TLS version that ssl_enabled_protocols allows"),
+        (
+            "TLSV1_ALERT_PROTOCOL_VERSION",
+            "does not support any TLS version that ssl_enabled_protocols allows",
+        ),
         (
             "SSLV3_ALERT_HANDSHAKE_FAILURE",
             "requires a client certificate, or the two sides have no TLS version or cipher suite",
         ),
-        ("SOMETHING_ELSE", "OpenSSL says (SOMETHING_ELSE)"),
+        ("SOMETHING_ELSE", "OpenSSL reports an error (SOMETHING_ELSE)"),
     ],
 )
 def test_openssls_errors_are_explained(reason, told):

@@ -176,7 +176,7 @@ async def test_with_a_half_written_file_the_former_certificates_stay_trusted(tmp
         file.write_text("-----BEGIN CERT")
 
         assert (await provider()).value.reveal() == "opaque-token"
-    assert "certificates could not be read again, so the previous ones remain in use" in caplog.text
+    assert "certificates could not be reloaded, so the previous ones remain in use" in caplog.text
     assert "token endpoint" in caplog.text
 
 

@@ -629,7 +629,7 @@ async def test_a_later_epoch_that_is_not_ours_requires_a_new_producer_id(caplog)
     assert not batch.is_numbered
     assert batch.queue.sequence.has_gap
     assert stage.retry_at(batch) == pytest.approx(0.1)
-    assert "another producer uses the same producer id, and this one requests a new one" in caplog.text
+    assert "another producer uses the same producer id, so this producer requests a new one" in caplog.text
 
 
 async def test_a_later_epoch_that_is_ours_only_requires_new_numbers():

@@ -52,7 +52,7 @@ def test_both_are_off_by_default():
 @pytest.mark.parametrize("name", ["enable_gapless_order", "enable_endless_retries"])
 @pytest.mark.parametrize("weaker", [{"acks": 1}, {"acks": 0}, {"enable_idempotence": False}], ids=str)
 def test_both_need_idempotence(name, weaker):
-    with pytest.raises(ConfigError, match=f"{name}=True needs enable_idempotence=True") as raised:
+    with pytest.raises(ConfigError, match=f"{name}=True requires enable_idempotence=True") as raised:
         ProducerConfig.of(**{name: True, **weaker})
 
     assert raised.value.setting == name
@@ -60,7 +60,9 @@ def test_both_need_idempotence(name, weaker):
 
 
 def test_endless_retries_cannot_be_combined_with_transactions():
-    with pytest.raises(ConfigError, match="enable_endless_retries=True contradicts transactional_id=tx"):
+    with pytest.raises(
+        ConfigError, match="enable_endless_retries=True cannot be used with transactional_id=tx"
+    ):
         ProducerConfig.of(enable_endless_retries=True, transactional_id="tx")
     assert ProducerConfig.of(enable_gapless_order=True, transactional_id="tx").enable_gapless_order
 

@@ -259,7 +259,7 @@ async def test_a_fenced_producer_is_not_healthy_until_it_has_taken_its_id_back()
                 await producer.commit_transaction()
             health = producer.health()
             assert not health.ok
-            assert "'tx' is in need of init_transactions()" in health.reason
+            assert "'tx' is unusable until init_transactions() is called" in health.reason
         await producer.init_transactions()
         assert producer.health().ok
 
@@ -367,7 +367,7 @@ async def test_describe_shows_the_last_warnings_of_this_producer():
             await until(lambda: len(producer.describe().warnings) == 3)
 
             lines = [warning["line"] for warning in producer.describe().warnings]
-            assert "Broken.on_batch raised an exception and is switched off" in lines[1]
+            assert "Broken.on_batch raised an exception and has been switched off" in lines[1]
             assert "next attempt in" in lines[2]
             assert "secret" not in str(producer.describe())
             assert not [one for one in other.describe().warnings if "acks=0" in one["line"]]

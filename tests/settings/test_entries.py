@@ -249,10 +249,10 @@ def test_an_unknown_key_is_rejected_with_the_most_similar_one(key, meant):
         ("value.converter.schemas.enable", "meant for Kafka Connect"),
         ("spring.json.add.type.headers", "meant for Spring"),
         ("schema_registry_url", "meant for a schema registry"),
-        ("my.own.app.setting", "not a setting of Kafka's clients"),
-        ("orders.topic", "not a setting of Kafka's clients"),
-        ("orders.client.id", "not a setting of Kafka's clients"),
-        ("nothing.like.it.at.all.anywhere", "not a setting of Kafka's clients"),
+        ("my.own.app.setting", "unknown to Kafka's clients"),
+        ("orders.topic", "unknown to Kafka's clients"),
+        ("orders.client.id", "unknown to Kafka's clients"),
+        ("nothing.like.it.at.all.anywhere", "unknown to Kafka's clients"),
     ],
 )
 def test_a_key_meant_for_other_programs_changes_nothing_and_causes_one_warning(key, purpose, caplog):
@@ -428,7 +428,7 @@ def test_the_advice_to_give_a_keyword_can_be_followed_with_the_same_file(
 
 @pytest.mark.parametrize("mapping", [None, "acks=1", [("acks", 1)], 5])
 def test_anything_but_a_mapping_is_rejected(mapping):
-    with pytest.raises(ConfigError, match="from_config needs a mapping of settings, not"):
+    with pytest.raises(ConfigError, match="from_config requires a mapping of settings, not"):
         Producer.from_config(mapping)
 
 
@@ -614,7 +614,7 @@ def test_an_error_names_the_variable(variable, value, problem):
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [
-        ([("AIOPRODUCER_ACKS", "1")], "from_env needs a mapping of variables, not list"),
+        ([("AIOPRODUCER_ACKS", "1")], "from_env requires a mapping of variables, not list"),
         ({b"AIOPRODUCER_ACKS": "1"}, "a variable's name must be a str, not bytes"),
         ({"AIOPRODUCER_ACKS": "1", 5: "5"}, "a variable's name must be a str, not int"),
     ],
@@ -688,7 +688,7 @@ def test_javas_own_file_is_accepted_unchanged(tmp_path, caplog):
         ("sasl.password=x\n", "sasl_plain_password ({path}:1 as sasl.password) has no effect with"),
         (
             "security.protocol=SSL\nssl.key.location=key.pem\n",
-            "ssl_key_location ({path}:2) needs ssl_keystore_certificate_chain or",
+            "ssl_key_location ({path}:2) requires ssl_keystore_certificate_chain or",
         ),
         (
             "acks=1\nacks=all\n",
@@ -696,7 +696,7 @@ def test_javas_own_file_is_accepted_unchanged(tmp_path, caplog):
         ),
         (
             "acks=1\nenable.idempotence=true\n",
-            "acks=1 ({path}:1) contradicts enable_idempotence=True ({path}:2), which needs acks='all'",
+            "acks=1 ({path}:1) cannot be used with enable_idempotence=True ({path}:2), which requires acks='all'",
         ),
         (
             "delivery.timeout.ms=1000\nsocket.timeout.ms=5000",
@@ -756,8 +756,8 @@ group.id=orders
         f"  batch_size=-1 ({path}:11) must be a whole number from 0 to 2147483647",
         f"  retry_backoff_ms=200 ({path}:5) is more than retry_backoff_max_ms=100 ({path}:6); lower it or raise "
         "retry_backoff_max_ms",
-        f"  ssl_key_location ({path}:10) needs ssl_keystore_certificate_chain or ssl_certificate_location",
-        f"  sasl_mechanism=PLAIN ({path}:8) needs sasl_plain_username and sasl_plain_password, or sasl_credentials; "
+        f"  ssl_key_location ({path}:10) requires ssl_keystore_certificate_chain or ssl_certificate_location",
+        f"  sasl_mechanism=PLAIN ({path}:8) requires sasl_plain_username and sasl_plain_password, or sasl_credentials; "
         "sasl_plain_password is missing",
     ]
     assert [error.message for error in raised.value.errors] == [line.strip() for line in lines]
@@ -942,7 +942,7 @@ def test_no_keyword_replaces_a_key_that_requests_the_fixed_behaviour(tmp_path, c
 def test_contradictory_keywords_are_also_rejected_together_with_a_file(tmp_path):
     path = properties(tmp_path, "linger.ms=7\n")
 
-    with pytest.raises(ConfigError, match="acks=1 contradicts enable_idempotence=True"):
+    with pytest.raises(ConfigError, match="acks=1 cannot be used with enable_idempotence=True"):
         Producer.from_properties(path, acks=1, enable_idempotence=True)
 
 
@@ -982,7 +982,7 @@ def test_the_name_of_a_file_is_not_mistaken_for_an_origin(name, tmp_path, monkey
     with pytest.raises(ConfigError) as raised:
         Producer.from_properties(name)
 
-    assert f"acks=1 ({name}:1) contradicts enable_idempotence=True ({name}:2)" in str(raised.value)
+    assert f"acks=1 ({name}:1) cannot be used with enable_idempotence=True ({name}:2)" in str(raised.value)
 
 
 # -------------------------------------------------------------------------------------------------- sending

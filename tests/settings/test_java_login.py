@@ -80,7 +80,7 @@ def test_with_another_host_name_the_region_comes_from_the_environment(variable, 
 
 
 def test_the_error_for_a_missing_region_asks_for_it():
-    with pytest.raises(ConfigError, match="needs the region of the cluster") as caught:
+    with pytest.raises(ConfigError, match="requires the region of the cluster") as caught:
         loaded(java(AWS, servers="kafka.amazonaws.com.example.com:9098"))
 
     assert "set the environment variable AWS_REGION" in str(caught.value)
@@ -218,7 +218,7 @@ def test_strimzis_handler_also_reads_the_environment_but_the_line_takes_preceden
     [
         (
             "oauth__refresh__token",
-            "has the option oauth.refresh.token, which can't be used: use oauth.client.secret",
+            "has the option oauth.refresh.token, which can't be used; use oauth.client.secret",
         ),
         (
             "oauth__password__grant__password",
@@ -228,7 +228,7 @@ def test_strimzis_handler_also_reads_the_environment_but_the_line_takes_preceden
         ("oauth__ssl__truststore__type", "has the option oauth.ssl.truststore.type, which must be PEM"),
         (
             "other",
-            "has an unknown option (number 4); OAuthBearerLoginModule takes oauth.client.id, oauth.client.secret",
+            "has an unknown option (number 4); OAuthBearerLoginModule accepts oauth.client.id, oauth.client.secret",
         ),
     ],
 )
@@ -259,13 +259,13 @@ def test_strimzis_token_endpoint_must_use_https():
         (java("com.example.Tokens"), "is not a Java class with a counterpart in Python; pass the keyword"),
         (
             java(GOOGLE, jaas(PLAIN_MODULE, username="a", password="b")),
-            "contradicts PlainLoginModule in sasl_jaas",
+            "cannot be used with PlainLoginModule in sasl_jaas",
         ),
-        (java(GOOGLE) | {"sasl.mechanism": "PLAIN"}, "sasl_mechanism=PLAIN contradicts"),
-        (java(GOOGLE) | {"sasl.client.callback.handler.class": AWS}, "; keep one"),
+        (java(GOOGLE) | {"sasl.mechanism": "PLAIN"}, "sasl_mechanism=PLAIN cannot be used with"),
+        (java(GOOGLE) | {"sasl.client.callback.handler.class": AWS}, "; leave one of them out"),
         (
             java(GOOGLE, jaas(clientId="a")),
-            "has an unknown option (number 1); OAuthBearerLoginModule takes only ext",
+            "has an unknown option (number 1); OAuthBearerLoginModule accepts only ext",
         ),
         (
             java(line=jaas(IAM_MODULE, awsRoleSecretAccessKey=CANARY), servers=MSK),

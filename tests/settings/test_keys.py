@@ -530,7 +530,7 @@ def test_retries_of_zero_are_rejected_and_not_only_warned_about(name, value):
         Producer.from_config({name: value})
 
     assert str(caught.value) == (
-        f"{name}=0 can't be used: records are retried until delivery_timeout_ms has passed; leave {name} out: "
+        f"{name}=0 can't be used: records are retried until delivery_timeout_ms has passed; leave {name} out; "
         "idempotence, which is on by default, keeps retries from creating duplicates, and a shorter "
         "delivery_timeout_ms ends them sooner"
     )

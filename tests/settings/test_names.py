@@ -36,7 +36,7 @@ def test_a_name_unknown_to_all_clients_is_not_found():
         ("ssl_cafile", "use ssl_truststore_location"),
         (
             "queue_buffering_max_ms",
-            "this looks like queue.buffering.max.ms from another client: use linger_ms instead",
+            "this looks like queue.buffering.max.ms from another client; use linger_ms instead",
         ),
         ("completely_different", "docs/configuration.md lists all"),
     ],
@@ -70,8 +70,8 @@ def test_a_similar_name_is_suggested(name, meant):
     [
         ("schema.registry.url", "meant for a schema registry"),
         ("basic_auth_user_info", "meant for a schema registry"),
-        ("orders.client.id", "not a setting of Kafka's clients"),
-        ("Orders.Retry.max-attempts", "not a setting of Kafka's clients"),
+        ("orders.client.id", "unknown to Kafka's clients"),
+        ("Orders.Retry.max-attempts", "unknown to Kafka's clients"),
         ("lingr.ms", None),
         ("security.other", None),
         ("orders", None),

@@ -229,7 +229,7 @@ def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", [None, 5, b"client.properties", "", "nul\0inside", ["client.properties"]])
 def test_an_invalid_path_is_rejected(path):
-    with pytest.raises(ConfigError, match="from_properties needs the path of a file"):
+    with pytest.raises(ConfigError, match="from_properties requires the path of a file"):
         read_properties(path)
 
 

@@ -57,7 +57,7 @@ def test_a_pickle_of_a_secret_has_lost_it():
         assert CANARY.encode() not in data
         assert repr(lost) == "<hidden>"
         with pytest.raises(
-            ValueError, match="out of a pickle, which does not contain its text; set it again"
+            ValueError, match="was unpickled, but a pickle does not contain its text; set it again"
         ):
             lost.reveal()
 
@@ -77,7 +77,7 @@ def test_a_secret_lost_by_pickling_is_rejected_with_that_reason(make):
         (Secret(""), "must not be empty"),
         (
             pickle.loads(pickle.dumps(Secret("canary"))),
-            "came out of a pickle, which does not contain its text; set",
+            "was unpickled, but a pickle does not contain its text; set",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_secrets_compare_by_their_text():
 
 @pytest.mark.parametrize("text", [5, b"bytes", ["a"]])
 def test_a_secret_must_be_text(text):
-    with pytest.raises(TypeError, match="a secret is a str, not"):
+    with pytest.raises(TypeError, match="a secret must be a str, not"):
         Secret(text)
 
 

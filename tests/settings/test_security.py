@@ -133,7 +133,7 @@ def test_a_jaas_line_implies_the_mechanism_where_possible():
 
     assert plain.sasl_mechanism == "PLAIN"
     assert plain.origin("sasl_mechanism") == "derived because sasl_jaas_config names PlainLoginModule"
-    with pytest.raises(ConfigError, match="needs sasl_mechanism, one of"):
+    with pytest.raises(ConfigError, match="requires sasl_mechanism; set it to one of"):
         sasl(None, sasl_jaas_config=jaas("ScramLoginModule", username="svc", password="pw"))
 
 
@@ -170,7 +170,7 @@ def test_a_jaas_line_may_contain_client_credentials():
         ({"sasl_jaas_config": jaas("OtherLoginModule")}, "other than PlainLoginModule, ScramLoginModule"),
         (
             {"sasl_jaas_config": jaas("PlainLoginModule", user="x")},
-            "has an unknown option (number 1); PlainLoginModule takes username and password",
+            "has an unknown option (number 1); PlainLoginModule accepts username and password",
         ),
         (
             {"sasl_jaas_config": jaas("OAuthBearerLoginModule", unsecuredLoginStringClaim_sub="me")},
@@ -188,7 +188,7 @@ def test_a_jaas_line_may_contain_client_credentials():
                 "sasl_jaas_config": jaas("PlainLoginModule", username="a", password="b"),
                 "sasl_mechanism": "SCRAM-SHA-256",
             },
-            "contradicts PlainLoginModule in sasl_jaas_config; use PLAIN",
+            "cannot be used with PlainLoginModule in sasl_jaas_config; use PLAIN",
         ),
         ({"sasl_jaas_config": jaas("PlainLoginModule", username="a")}, "sasl_plain_password is missing"),
     ],
@@ -246,7 +246,7 @@ ENDPOINT = {
         (
             {"security_protocol": "SASL_SSL"},
             "sasl_mechanism",
-            "security_protocol=SASL_SSL needs sasl_mechanism",
+            "security_protocol=SASL_SSL requires sasl_mechanism",
         ),
         (
             {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"},
@@ -283,7 +283,11 @@ ENDPOINT = {
             "sasl_mechanism",
             "does not use sasl_login_read_timeout_ms",
         ),
-        ({**SASL, "sasl_mechanism": "OAUTHBEARER"}, "sasl_mechanism", "needs sasl_oauth_token_provider, or"),
+        (
+            {**SASL, "sasl_mechanism": "OAUTHBEARER"},
+            "sasl_mechanism",
+            "requires sasl_oauth_token_provider or",
+        ),
         (
             {**SASL, "sasl_mechanism": "OAUTHBEARER", **PROVIDER, **LOGIN},
             "sasl_mechanism",
@@ -302,7 +306,7 @@ ENDPOINT = {
         (
             {**SASL, "sasl_oauthbearer_token_endpoint_url": URL},
             "sasl_oauthbearer_client_credentials_client_id",
-            "needs sasl_oauthbearer_client_credentials_client_id",
+            "requires sasl_oauthbearer_client_credentials_client_id",
         ),
         (
             {**SASL, "sasl_mechanism": "GSSAPI", "sasl_plain_username": "u", "sasl_plain_password": "p"},
@@ -323,7 +327,7 @@ ENDPOINT = {
         (
             {**SASL, "sasl_mechanism": "AWS_MSK_IAM"},
             "sasl_mechanism",
-            "needs the region of the cluster, which is not in the host names of bootstrap_servers",
+            "requires the region of the cluster, which is not in the host names of bootstrap_servers",
         ),
     ],
 )
@@ -414,16 +418,16 @@ def test_a_users_context_is_passed_on():
             "ssl_keystore_location",
             "set the same thing; keep one",
         ),
-        ({"ssl_key_location": "key.pem"}, "ssl_key_location", "needs ssl_keystore_certificate_chain or"),
-        ({"ssl_keystore_key": KEY}, "ssl_keystore_key", "needs ssl_keystore_certificate_chain or"),
+        ({"ssl_key_location": "key.pem"}, "ssl_key_location", "requires ssl_keystore_certificate_chain or"),
+        ({"ssl_keystore_key": KEY}, "ssl_keystore_key", "requires ssl_keystore_certificate_chain or"),
         (
             {"ssl_keystore_certificate_chain": PEM},
             "ssl_keystore_certificate_chain",
-            "needs ssl_keystore_key or",
+            "requires ssl_keystore_key or",
         ),
-        ({"ssl_key_password": "x"}, "ssl_key_password", "needs ssl_keystore_key or ssl_key_location or"),
-        ({"ssl_keystore_password": "x"}, "ssl_keystore_password", "needs ssl_keystore_location"),
-        ({"ssl_truststore_password": "x"}, "ssl_truststore_password", "needs ssl_truststore_location"),
+        ({"ssl_key_password": "x"}, "ssl_key_password", "requires ssl_keystore_key or ssl_key_location or"),
+        ({"ssl_keystore_password": "x"}, "ssl_keystore_password", "requires ssl_keystore_location"),
+        ({"ssl_truststore_password": "x"}, "ssl_truststore_password", "requires ssl_truststore_location"),
         (
             {"ssl_context": ssl.create_default_context(), "ssl_crl_location": "crl.pem"},
             "ssl_context",

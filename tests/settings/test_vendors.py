@@ -136,18 +136,18 @@ LOADED = {
         },
         [
             "send.buffer.bytes ({18}) has no effect: the operating system sizes socket buffers",
-            "value.serializer ({20}) has no effect: a schema registry's serializer for Java; send bytes, or pass a "
-            "Python function as a keyword argument",
+            "value.serializer ({20}) has no effect: a schema registry's serializers for Java can't be loaded; send "
+            "bytes, or pass a Python function as a keyword argument",
             "schema.registry.url ({21}), auto.register.schemas ({22}), use.latest.version ({23}) and "
             "specific.avro.reader ({33}) have no effect: meant for a schema registry",
-            "interceptor.classes ({24}) has no effect: monitoring and tracing for Java; call producer.metrics(), or "
-            "use aioproducer.otel",
+            "interceptor.classes ({24}) has no effect: Java interceptors for monitoring and tracing can't be loaded; "
+            "call producer.metrics(), or use aioproducer.otel",
             "confluent.monitoring.interceptor.bootstrap.servers ({25}) has no effect: meant for Confluent's own "
             "tools",
             "metric.reporters ({26}) has no effect: Java classes can't be loaded; call producer.metrics()",
             "group.id ({28}), auto.offset.reset ({29}), enable.auto.commit ({30}), key.deserializer ({31}) and "
             "value.deserializer ({32}) have no effect: meant for consumers",
-            "orders.topic.name ({35}) and orders.retry.max-attempts ({36}) have no effect: not a setting of Kafka's "
+            "orders.topic.name ({35}) and orders.retry.max-attempts ({36}) have no effect: unknown to Kafka's "
             "clients",
         ],
     ),
@@ -232,7 +232,7 @@ def test_a_dict_for_librdkafkas_producers_and_consumers_loads_unchanged(caplog):
         "group.id, auto.offset.reset, enable.auto.commit and session.timeout.ms have no effect: meant for consumers",
         "broker.address.family has no effect: both families are tried and the faster one wins (RFC 8305)",
         "queue.buffering.max.messages has no effect: buffer_memory limits the waiting records, in bytes",
-        "statistics.interval.ms has no effect: nothing is emitted",
+        "statistics.interval.ms has no effect: statistics are not emitted",
         "call producer.metrics() at any time",
         "socket.timeout.ms has no effect: request.timeout.ms sets the same thing",
     ]

@@ -183,7 +183,9 @@ def test_a_topic_with_log_append_time_is_rejected_without_the_option(kafka):
         )
         exactly_once.commit(options, plan, None, [report])
 
-    with pytest.raises(SinkError, match="the topic has LogAppendTime: option logAppendTime=true"):
+    with pytest.raises(
+        SinkError, match="the topic has LogAppendTime, which requires the option logAppendTime=true"
+    ):
         write_a_row()
     assert committed(kafka, name) == []
 

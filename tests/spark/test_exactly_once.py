@@ -32,7 +32,7 @@ def test_a_first_query_and_the_same_query_may_write(marker, version):
 
 def test_another_query_is_rejected_with_both_names_and_the_option_that_allows_it():
     with pytest.raises(
-        SinkError, match=r"belongs to the query old, and this is new.*onCheckpointReset=accept"
+        SinkError, match=r"belongs to the query old, but this is the query new.*onCheckpointReset=accept"
     ):
         check_owner(OPTIONS, plan(Version("old", 3)), Version("new", 0))
 

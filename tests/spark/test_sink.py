@@ -189,7 +189,7 @@ def test_without_a_version_each_write_is_a_new_one(spark, cluster, topic):
 def test_another_job_with_the_same_id_is_rejected_unless_allowed(spark, cluster, topic):
     once(spark, cluster, topic, txnAppId="one", txnVersion=1)
 
-    with pytest.raises(Exception, match="belongs to the query one, and this is two") as caught:
+    with pytest.raises(Exception, match="belongs to the query one, but this is the query two") as caught:
         once(spark, cluster, topic, txnAppId="two", txnVersion=0)
     assert "onCheckpointReset=accept" in said(caught)
     assert cluster.committed(topic) == values(300)
@@ -262,7 +262,7 @@ def test_two_tasks_that_write_to_one_partition_are_refused(spark, cluster, topic
 def test_a_row_without_a_partition_is_refused(spark, cluster, topic):
     df = numbered(spark, 30).withColumn("partition", F.expr("IF(key = '7', NULL, 0)"))
 
-    with pytest.raises(Exception, match=r"a row has no partition; aioproducer.spark.partition_by_key"):
+    with pytest.raises(Exception, match=r"a row has no partition; use aioproducer.spark.partition_by_key"):
         write(df.coalesce(1), cluster.servers, topic, delivery="exactly_once", transactionalId=topic)
     assert cluster.committed(topic) == []
 

@@ -287,7 +287,7 @@ def open_connections(cluster):
 def test_a_second_attempt_does_not_write(cluster, attempt, speculation, why):
     options, plan = planned(cluster)
 
-    with pytest.raises(SinkError, match=rf"does not write, since.*{why}"):
+    with pytest.raises(SinkError, match=rf"did not write any rows, because.*{why}"):
         write(options, plan, [placed(0, 1, 0)], attempt=attempt, speculation=speculation)
     assert cluster.records("t") == []
 

@@ -76,8 +76,8 @@ def wrong(df, cluster, **options):
             "must be at_least_once or exactly_once",
         ),
         (["'x' AS value"], {"topic": "t", "topik": "x"}, "there is no option topik; did you mean topic?"),
-        (["'x' AS value"], {"topic": "t", "delivery": "exactly_once"}, "needs the option transactionalId"),
-        (["'x' AS value"], {"topic": "t", "transactionalId": "x"}, "needs delivery=exactly_once"),
+        (["'x' AS value"], {"topic": "t", "delivery": "exactly_once"}, "requires the option transactionalId"),
+        (["'x' AS value"], {"topic": "t", "transactionalId": "x"}, "requires delivery=exactly_once"),
         (
             ["'x' AS value", "'t' AS topic"],
             {"delivery": "exactly_once", "transactionalId": "x"},
@@ -86,7 +86,7 @@ def wrong(df, cluster, **options):
         (
             ["'x' AS value"],
             {"topic": "t", "delivery": "exactly_once", "transactionalId": "x", "txnAppId": "a"},
-            "belong together",
+            "must be set together",
         ),
         (
             ["'x' AS value"],
@@ -112,7 +112,7 @@ def wrong(df, cluster, **options):
         (
             ["'x' AS value", "array(struct(CAST(NULL AS string) AS key, X'31' AS value)) AS headers"],
             {"topic": "t"},
-            "a header has a null as its name",
+            "the name of a header must be a str, not null",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -134,15 +134,18 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
             {"Delivery": "EXACTLY_ONCE"},
             "option delivery='EXACTLY_ONCE' must be at_least_once or exactly_once",
         ),
-        ({"txnAppId": "a"}, "option txnAppId needs delivery=exactly_once"),
-        ({"txnVersion": "1"}, "option txnVersion needs delivery=exactly_once"),
-        ({"onCheckpointReset": "accept"}, "option onCheckpointReset needs delivery=exactly_once"),
-        ({"logAppendTime": "true"}, "option logAppendTime needs delivery=exactly_once"),
+        ({"txnAppId": "a"}, "option txnAppId requires delivery=exactly_once"),
+        ({"txnVersion": "1"}, "option txnVersion requires delivery=exactly_once"),
+        ({"onCheckpointReset": "accept"}, "option onCheckpointReset requires delivery=exactly_once"),
+        ({"logAppendTime": "true"}, "option logAppendTime requires delivery=exactly_once"),
         (
             {**ONCE, "transactionalId": ""},
-            "needs the option transactionalId: a name that only this query uses",
+            "requires the option transactionalId: a name that only this query uses",
         ),
-        ({**ONCE, "txnVersion": "1"}, "txnAppId and txnVersion "),  # belong together; a stream has neither
+        (
+            {**ONCE, "txnVersion": "1"},
+            "txnAppId and txnVersion ",
+        ),  # must be set together; a stream has neither
         ({**ONCE, "onCheckpointReset": "x"}, "option onCheckpointReset='x' must be fail or accept"),
         ({**ONCE, "logAppendTime": "yes"}, "option logAppendTime='yes' must be false or true"),
         ({**ONCE, "kafka.enable.idempotence": "false"}, "enable_idempotence"),
@@ -216,7 +219,7 @@ def test_an_unknown_topic_is_named_with_kafkas_error(spark, cluster, topic, opti
 
     last = [line for line in text.splitlines() if line.strip() and "SQLSTATE" not in line][-1]
     assert re.search(
-        rf"topic {unknown} is not known after 10.* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION; create",
+        rf"topic {unknown} is still unknown after 10.* s: the cluster reports UNKNOWN_TOPIC_OR_PARTITION; create",
         last,
     )
     assert seconds < 30  # a single wait of 10 s, not one for each attempt of each task
@@ -239,7 +242,7 @@ def test_with_speculation_no_task_writes_exactly_once(spark, cluster, topic):
     finally:
         spark.sparkContext.setLocalProperty("spark.speculation", None)
 
-    assert "does not write, since spark.speculation is on" in text
+    assert "did not write any rows, because spark.speculation is on" in text
     assert len(cluster.committed(topic)) == 3
 
 

@@ -176,7 +176,7 @@ async def test_the_command_names_a_port_that_is_in_use_and_what_to_do():
         (["--brokers", "0"], "argument --brokers: '0' is not a positive integer"),
         (["--brokers", "three"], "argument --brokers: 'three' is not a positive integer"),
         (["--port", "65536"], "argument --port: '65536' is not a port"),
-        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 needs ports up to 65536"),
+        (["--port", "65535", "--brokers", "2"], "--port 65535 --brokers 2 requires ports up to 65536"),
         (["--versions", "9.9"], "versions='9.9' is not one of 0.11"),
         (["--topic", "a/b:1"], "topic 'a/b' can't be created: a name has"),
         (["--topic", "a:0"], "argument --topic: '0' is not a positive integer"),

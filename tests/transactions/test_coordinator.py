@@ -341,7 +341,7 @@ async def test_an_unexpected_error_while_joining_ends_the_transaction_and_is_not
         assert error.requires_abort
         assert len(asked) == 1
         assert "ZeroDivisionError" in caplog.text
-        with pytest.raises(TransactionAbortableError, match="could not join"):
+        with pytest.raises(TransactionAbortableError, match="could not be added"):
             await producer.commit_transaction()
         await producer.abort_transaction()
         async with producer.transaction():

@@ -126,7 +126,7 @@ async def test_a_resumed_producer_cannot_send_records(version):
         handle = await begun_and_released(cluster)
         async with Producer.resume(handle, **settings_of(cluster)) as second:
             for attempt in (second.send("t", b"x"), second.send_many("t", [b"x"])):
-                with pytest.raises(IllegalStateError, match="can only end it"):
+                with pytest.raises(IllegalStateError, match="can only commit or abort it"):
                     await attempt
             await second.commit_transaction()
             with pytest.raises(IllegalStateError, match="init_transactions"):

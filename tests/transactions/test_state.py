@@ -277,7 +277,9 @@ def test_a_resumed_transaction_can_only_be_ended(is_v2):
     assert transaction.may_have_started
     assert transaction.epoch_is_spent
     assert not transaction._gate.is_open
-    with pytest.raises(IllegalStateError, match="'tx' has resumed a transaction, and can only end it"):
+    with pytest.raises(
+        IllegalStateError, match="'tx' has resumed a transaction, and can only commit or abort it"
+    ):
         transaction.check_may_send()
     transaction.move(S.COMMITTING)
     with pytest.raises(IllegalStateError, match=re.escape(WAYS_OUT[S.COMMITTING])):

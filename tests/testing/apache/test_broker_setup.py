@@ -91,7 +91,7 @@ def properties(directory, *, listeners=None, config=None, ports=None, advertised
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"ports": [1, 2]}, "3 brokers need 3 ports, not 2"),
+        ({"ports": [1, 2]}, "the number of ports must be 3, one for each broker, not 2"),
         (
             {"advertised": {0: ("a", 1), 3: ("b", 1)}},
             r"advertised names brokers \[3\], but the ids are 0 to 2",
@@ -102,11 +102,11 @@ def properties(directory, *, listeners=None, config=None, ports=None, advertised
         ({"listeners": {"secure": {}}}, "the name of a listener must be upper case, .*, not 'secure'"),
         (
             {"listeners": {"S": {}}},
-            r"listener S needs 'security\.protocol', one of PLAINTEXT, SSL, .* not None",
+            r"listener S requires 'security\.protocol', one of PLAINTEXT, SSL, .* not None",
         ),
         (
             {"listeners": {"S": {"security.protocol": "TLS"}}},
-            r"listener S needs 'security\.protocol', one of PLAINTEXT, SSL, .* not 'TLS'",
+            r"listener S requires 'security\.protocol', one of PLAINTEXT, SSL, .* not 'TLS'",
         ),
     ],
 )
