@@ -312,4 +312,4 @@ async def test_an_answer_for_other_topics_is_a_failed_step(topics, text):
         step = failed(await checked(broker.address, "--json", "--topic", "t"))
 
     assert (step["place"], step["name"], step["text"]) == ("topic t", "topic", text)
-    assert "is this a Kafka broker" in step["advice"]
+    assert "check that this is a Kafka broker" in step["advice"]

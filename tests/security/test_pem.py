@@ -140,7 +140,11 @@ def test_a_text_that_is_still_in_its_file_matches_nothing():
             CRL,
             "can't read a revocation list in this file: the revocation list is damaged or cut off",
         ),
-        ("-----BEGIN TRUSTED CERTIFICATE-----é".encode("latin-1"), CERTIFICATE, "it is damaged or cut off"),
+        (
+            "-----BEGIN TRUSTED CERTIFICATE-----é".encode("latin-1"),
+            CERTIFICATE,
+            "the certificate is damaged or cut off",
+        ),
     ],
 )
 def test_problems_of_trusted_certificates_and_revocation_lists_are_named(data, what, told):

@@ -391,7 +391,7 @@ def misused_files(tmp_path) -> dict[str, tuple[dict[str, str], str]]:
         "empty": ({"ssl_truststore_location": write(tmp_path / "empty.pem", "")}, "the file is empty"),
         "damaged trust": (
             {"ssl_truststore_location": path["damaged"]},
-            "OpenSSL .* can't read a certificate in it",
+            "OpenSSL .* can't read a certificate in this file",
         ),
         "damaged text": (
             {"ssl_truststore_certificates": DAMAGED},

@@ -447,7 +447,7 @@ async def test_arrow_rows_that_cannot_be_sent_have_errors():
             "values",
             "format 'l' is not accepted; cast the array to binary or string",
         ),
-        ({"values": pa.array([[b"x"]])}, "values", "cast it"),
+        ({"values": pa.array([[b"x"]])}, "values", "cast the array"),
         ({"values": [b"1"], "headers": pa.array([b"x"])}, "headers", "list<struct"),
         ({"values": [b"1"], "headers": pa.array([[b"x"]])}, "headers", "list<struct"),
         ({"values": [b"1"], "timestamps": pa.array([1.5])}, "timestamps", "timestamp or integer (ms)"),

@@ -167,7 +167,7 @@ def test_a_jaas_line_may_contain_client_credentials():
         ({"sasl_jaas_config": "hunter2"}, "must be 'LoginModule required"),
         ({"sasl_jaas_config": jaas("Krb5LoginModule", keyTab="x")}, "sasl_kerberos_keytab"),
         ({"sasl_jaas_config": jaas("IAMLoginModule")}, "MskIamTokenProvider(region)"),
-        ({"sasl_jaas_config": jaas("OtherLoginModule")}, "other than PlainLoginModule, ScramLoginModule"),
+        ({"sasl_jaas_config": jaas("OtherLoginModule")}, "use one of PlainLoginModule, ScramLoginModule"),
         (
             {"sasl_jaas_config": jaas("PlainLoginModule", user="x")},
             "has an unknown option (number 1); PlainLoginModule accepts username and password",

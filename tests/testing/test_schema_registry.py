@@ -203,7 +203,7 @@ def test_a_version_that_is_not_a_release_is_rejected(version):
 async def test_old_java_is_rejected(registry_of):
     with pytest.raises(
         ApicurioMissingError,
-        match=r"java is not Java 21 or newer \(openjdk version \"17.0.15\"\): pip install",
+        match=r"java is not Java 21 or newer \(openjdk version \"17.0.15\"\); run pip install",
     ):
         await registry_of(version="17.0.15").start()
 
