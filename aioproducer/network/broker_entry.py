@@ -155,7 +155,7 @@ class BrokerEntry:
 
     @property
     def error(self) -> KafkaError | None:
-        """The reason why there is no connection; None if there is one, or if no attempt to connect has been made."""
+        """Why the broker is not connected; None if it is connected or no attempt to connect has been made."""
         error = self.last_error
         if error is None and self.is_connecting:
             return BrokerConnectionError(f"{self.node}: {self.progress}", written=False)
@@ -163,7 +163,7 @@ class BrokerEntry:
 
     @property
     def reason(self) -> str:
-        """The reason why there is no connection, as text that names the broker."""
+        """Why the broker is not connected, as text that names the broker."""
         error = self.last_error
         if error is None:
             return f"{self.node}: {'connected' if self.is_ready else self.progress}"

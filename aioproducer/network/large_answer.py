@@ -18,19 +18,19 @@ LARGE = 256 * 1024
 class LargeAnswer:
     """A response whose frame has not been decoded yet."""
 
-    __slots__ = ("_refuse", "_steps")
+    __slots__ = ("_close_as_malformed", "_steps")
 
     def __init__(
-        self, steps: Generator[None, None, Any], refuse: Callable[[ProtocolError], KafkaError]
+        self, steps: Generator[None, None, Any], close_as_malformed: Callable[[ProtocolError], KafkaError]
     ) -> None:
         """Store the decoder without running it.
 
         Args:
             steps: a generator that decodes one slice per step, and returns the message.
-            refuse: a function that closes the connection because of an error, and returns the exception to raise.
+            close_as_malformed: closes the connection because of an error, and returns the exception to raise.
         """
         self._steps = steps
-        self._refuse = refuse
+        self._close_as_malformed = close_as_malformed
 
     async def decoded(self) -> Any:
         """Decode and return the message. Can be called only once.
@@ -45,4 +45,4 @@ class LargeAnswer:
         except StopIteration as end:
             return end.value
         except ProtocolError as error:
-            raise self._refuse(error) from None
+            raise self._close_as_malformed(error) from None

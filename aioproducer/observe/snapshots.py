@@ -182,7 +182,7 @@ class NodeSnapshot(_Numbers):
     throttled_for: float = _gauge(default=0.0)
     """Seconds until the broker accepts requests from this producer again; 0 if it accepts them now."""
     last_error: str | None = _gauge(default=None)
-    """The reason why there is no connection."""
+    """Why the broker is not connected."""
     bytes_sent: int = 0
     bytes_received: int = 0
     requests: int = 0

@@ -117,7 +117,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
     if arguments.port and last > _HIGHEST_PORT:
         raise ValueError(f"--port {arguments.port} --brokers {arguments.brokers} requires ports up to {last}")
     if arguments.stop_with_stdin and sys.stdin is None:
-        raise ValueError("--stop-with-stdin: there is no standard input; start the command with a pipe")
+        raise ValueError("--stop-with-stdin requires a standard input; start the command with a pipe")
     return EmbeddedCluster(
         arguments.brokers,
         host=arguments.host,

@@ -78,7 +78,7 @@ class Participant(Role):
                 a batch that was already in the log.
         """
         self.partitions = frozenset(partitions)
-        self._tells_repetitions = detects_repetitions
+        self._detects_repetitions = detects_repetitions
         self.asks_leaders = not detects_repetitions
         self._refusals: dict[str, list[KafkaError | None]] = {}
 
@@ -101,7 +101,7 @@ class Participant(Role):
         return found
 
     def is_repetition(self, *, has_time: bool, has_error: bool) -> bool:
-        return has_error or (has_time and self._tells_repetitions)
+        return has_error or (has_time and self._detects_repetitions)
 
 
 OWNER = Owner()

@@ -53,18 +53,18 @@ async def sasl_authenticate(
             error_message="SaslAuthenticate must follow SaslHandshake",
         )
     exchange = session.exchange
-    error, told, answer = context.refusal(), "a scripted error", b""
+    error, message, answer = context.refusal(), "a scripted error", b""
     if error is None:
         try:
             answer = exchange.step(request.auth_bytes)
             if session.is_authenticated and exchange.principal not in ("", session.principal):
                 raise AuthenticationRefused("Cannot change principals during re-authentication")
         except AuthenticationRefused as refusal:
-            error, told = ErrorCode.SASL_AUTHENTICATION_FAILED, str(refusal)
+            error, message = ErrorCode.SASL_AUTHENTICATION_FAILED, str(refusal)
     if error is not None:
         security.failures += 1
         session.is_authenticated, session.exchange = False, None
-        return SaslAuthenticateResponse(error_code=error, error_message=told)
+        return SaslAuthenticateResponse(error_code=error, error_message=message)
     if security.tamper is not None:
         answer = security.tamper(session.answers, answer)
     session.answers += 1

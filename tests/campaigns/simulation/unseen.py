@@ -1,9 +1,9 @@
 """Planted bugs that random schedules do not find, with the reason and the test that finds each.
 
-The other planted bugs are in `planted.py`, each with the number of seeds within which the oracle finds it. A bug in
-this list breaks a promise only in circumstances that the simulation never or rarely has. A mistake that the producer
-repairs itself leaves nothing in the logs to judge. `unseen_planted.py` contains the bugs, and `test_unseen.py` checks
-that the test named for a bug fails with it."""
+The others are in `planted.py` and `planted_connections.py`, each with the number of seeds within which the oracle
+finds it. A bug in this list breaks a promise only in circumstances that the simulation never or rarely has. A mistake
+that the producer repairs itself leaves nothing in the logs to judge. `unseen_planted.py` contains the bugs, and
+`test_unseen.py` checks that the test named for a bug fails with it."""
 
 from __future__ import annotations
 
