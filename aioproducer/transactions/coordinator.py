@@ -340,8 +340,7 @@ class Coordinator:
         transaction.move(TransactionState.READY)
 
     async def _new_epoch(self, known: ProducerIdentity | None, deadline: float | None = None) -> None:
-        """Send InitProducerId. With `known`, get the epoch that follows it; only `_next_epoch` and `_abort` may pass
-        `known`."""
+        """Send InitProducerId. With `known`, get the epoch that follows it; only `_next_epoch` may pass `known`."""
         request = InitProducerIdRequest(
             transactional_id=self._transaction.transactional_id,
             transaction_timeout_ms=round(self._config.transaction_timeout * 1000),
@@ -481,7 +480,7 @@ class Coordinator:
                 await self._end(commit=False)
             if transaction.needs_epoch and transaction.role.stays_after_end:
                 transaction.move(TransactionState.INITIALIZING)
-                await self._new_epoch(self._identity)  # safe because the abort was answered; see _next_epoch
+                await self._next_epoch()  # markers can delay the answer to the abort above
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # abort_transaction() can be called again

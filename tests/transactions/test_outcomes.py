@@ -321,6 +321,27 @@ async def test_with_v1_taking_the_next_epoch_does_not_disturb_a_successor(why):
             await producer.begin_transaction()
 
 
+async def test_with_v1_an_abort_that_is_answered_late_does_not_disturb_a_successor():
+    """Markers can delay the answer, so the abort alone does not prove that no other producer has taken over since."""
+    async with transactional(1) as (cluster, producer):
+        answer = asyncio.Event()
+        await producer.begin_transaction()
+        await producer.send_and_wait("t", b"1", partition=0)
+        await producer.export_transaction([TopicPartition("t", 1)])  # the next transaction needs a new epoch
+        fault = cluster.faults.add(END_TXN, hold=answer)
+        abort = asyncio.create_task(producer.abort_transaction())
+        await within(2, fault.reached())
+        async with quick_producer(cluster, transactional_id="tx") as successor:
+            await successor.begin_transaction()
+            await successor.send_and_wait("t", b"2", partition=0)
+            answer.set()
+            with pytest.raises(ProducerFencedError):
+                await within(2, abort)
+            await successor.commit_transaction()
+
+        assert committed(cluster) == [b"2"]
+
+
 # --------------------------------------------------------------------------------------- records and partitions
 
 

@@ -90,7 +90,8 @@ class Controller(Inspection):
             raise ValueError(f"topic {name} already exists")
         if not is_valid_name(name):
             raise ValueError(
-                f"topic {name!r} can't be created: a name has 1 to 249 characters from a-z, A-Z, 0-9, '.', '_', '-'"
+                f"topic {name!r} can't be created: a name has 1 to 249 characters from a-z, A-Z, 0-9, '.', '_', '-', "
+                "and can't be '.' or '..'"
             )
         if (other := self.colliding_topic(name)) is not None:
             raise ValueError(f"topic {name!r} can't be created: it collides with topic {other!r}")

@@ -51,6 +51,7 @@ def test_topics_have_the_default_numbers_unless_others_are_given():
     [
         ("t", {}, "topic t already exists"),
         ("a/b", {}, "'a/b' can't be created: a name has"),
+        (".", {}, "and can't be '.' or '..'"),
         ("with-dot_s", {}, r"collides with topic 'with-dot\.s'"),
         ("u", {"partitions": 0}, "with 0 partitions and 2 replicas"),
         ("u", {"replication_factor": 3}, "with 2 partitions and 3 replicas"),
