@@ -1,4 +1,4 @@
-"""The results of one cell, and the format of figures."""
+"""The results of one cell, and how figures are formatted."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def check_may_block() -> None:
     """Raise WrongLoopError if a blocking call would stop an event loop."""
     if running_loop() is not None and not _is_notebook():
         raise WrongLoopError(
-            "an event loop is running in this thread, and a blocking call would stop it; use `async with "
+            "an event loop is running in this thread, and a blocking call would block it; use `async with "
             "aioproducer.Producer(...)` here, or make the call in asyncio.to_thread"
         )
 

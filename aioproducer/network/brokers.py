@@ -334,7 +334,7 @@ class Brokers:
         return connection.node, answer
 
     def _ready_connection(self, asked: Container[Connection]) -> Connection | None:
-        """Return, of the ready connections that are not in `asked`, the one with the fewest requests in flight."""
+        """Return the ready connection with the fewest requests in flight, leaving out those in `asked`."""
         now = asyncio.get_running_loop().time()
         ready = [
             entry.connection

@@ -58,7 +58,7 @@ class Producers:
         self._entries[number] = _Entry(weakref.ref(producer, lambda _: self._collected(number)), past)
 
     def snapshots(self) -> list[MetricsSnapshot]:
-        """Return the metrics of all producers, including past ones. May be called in any thread."""
+        """Return the metrics of all producers, including past ones. May be called from any thread."""
         with self._lock:
             self._move_collected()
             found = []
@@ -110,7 +110,7 @@ def add(producer: Measured, past: Callable[[], MetricsSnapshot]) -> None:
 
 
 def snapshots() -> list[MetricsSnapshot]:
-    """Return the metrics of all producers, including past ones. May be called in any thread."""
+    """Return the metrics of all producers, including past ones. May be called from any thread."""
     return _producers.snapshots()
 
 

@@ -58,7 +58,7 @@ class ProducerCollector(Collector):
         return [_empty(family) for family in FAMILIES]
 
     def collect(self) -> Iterator[Metric]:
-        """Return the current values of all metrics. May be called in any thread."""
+        """Return the current values of all metrics. May be called from any thread."""
         snapshots = live.snapshots()
         for family in FAMILIES:
             metric: Any = _empty(family)

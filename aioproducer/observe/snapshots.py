@@ -242,7 +242,7 @@ class MetricsSnapshot(_Numbers):
     records_buffered: int = _gauge(default=0)
     """Records in the buffer or in flight."""
     oldest_unacked_seconds: float = _gauge(default=0.0)
-    """The number of seconds for which the oldest record without a result has waited; 0 if there is no such record."""
+    """How long the oldest record without a result has been waiting, in seconds; 0 if there is none."""
     buffer_total: int = _gauge(default=0)
     buffer_available: int = _gauge(default=0)
     buffer_waiters: int = _gauge(default=0)

@@ -420,7 +420,8 @@ def _ends_of_transactions() -> dict[Key, tuple[Rule, ...]]:
 
 
 def _failures() -> dict[Key, tuple[Rule, ...]]:
-    """Return the rules for requests without a usable response. Records that were written may have been persisted."""
+    """Return the rules for requests without a usable response. Records that were written to the socket may have
+    been persisted."""
     refresh = _rule(_A.REFRESH, _MAYBE)
     # With acks=0, the outcome never becomes known, and there is no response in which a partition could be missing or
     # added.

@@ -108,7 +108,7 @@ class Accumulator:
     # ------------------------------------------------------------------------------------------ the user's task
 
     def open_topic(self, info: TopicInfo) -> Topic:
-        """Return the topic as the record path needs it, with a queue for each partition in the metadata."""
+        """Return the topic in the form that the record path needs, with a queue for each partition in the metadata."""
         topic = self.topics.get(info.name)
         if topic is None:
             sticky = UniformSticky(self._random, self._config.partitioner_adaptive)

@@ -54,7 +54,7 @@ class Interceptors:
         return intercepted(self, self.methods, record)
 
     def note_failure(self, method: Callable[..., object]) -> None:
-        """Log the exception being handled, which an interceptor raised."""
+        """Log the current exception, which was raised by an interceptor."""
         self._log.warning(
             "the interceptor %s raised an exception and was skipped for this record",
             qualified_name(method),

@@ -34,7 +34,7 @@ class Unretrieved:
         self._lock = threading.RLock()
 
     def add(self, topic: str, error: BaseException, count: int) -> None:
-        """Count records that failed with this error. May be called in any thread."""
+        """Count records that failed with this error. May be called from any thread."""
         key = (topic, type(error).__name__)
         with self._lock:
             self.counts[key] = self.counts.get(key, 0) + count

@@ -369,7 +369,7 @@ def _scram_proof(
 ) -> tuple[str, bytes]:
     """Return the client's proof in Base64, and the signature that the server has to send (RFC 5802, 3).
 
-    The variables have the RFC's names. No statement here raises an exception, so no traceback shows their values.
+    The variable names follow the RFC. No statement here raises an exception, so no traceback shows their values.
     """
     salted = hashlib.pbkdf2_hmac(name, password.reveal().encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", name)

@@ -1,4 +1,5 @@
-"""Builds the errors of failed deliveries and their texts: the broker's answer, or the reason why a batch failed."""
+"""Builds the exceptions for failed deliveries. Their messages contain the broker's response, or the reason why a batch
+failed."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _check_context(context: ssl.SSLContext) -> None:
             setting="ssl_context",
             value=context,
         )
-    # From security level 1 on, OpenSSL does not use such a suite, even if it is listed.
+    # At security level 1 and above, OpenSSL does not use such suites, even if they are listed.
     if context.security_level == 0 and any(suite["strength_bits"] == 0 for suite in context.get_ciphers()):
         raise ConfigError(
             "ssl_context allows cipher suites that do not encrypt; add :!eNULL to the argument of "

@@ -237,8 +237,8 @@ def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool
         )
     if (app_id is None) is not ("txnversion" not in own):
         raise ConfigError(
-            "txnAppId and txnVersion must be set together: the name of the job, and the number of this write, 0 or "
-            "more, which stays the same if the write is repeated",
+            "txnAppId and txnVersion must be set together: txnAppId is the name of the job, and txnVersion is the "
+            "number of this write (0 or more), which stays the same if the write is repeated",
             setting="txnAppId",
             value=app_id,
         )

@@ -46,7 +46,7 @@ class Sent:
     offsets: array[int] = field(init=False)
     """The offset in the acknowledgement, or -1."""
     errors: Counter[str] = field(default_factory=Counter)
-    """The number of errors of each class, by its name."""
+    """The number of errors, by the name of the exception class."""
     examples: dict[str, str] = field(default_factory=dict)
     """The text of the first error of each kind."""
 

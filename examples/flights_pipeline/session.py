@@ -38,8 +38,8 @@ appender.console.layout.type = PatternLayout
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = off
 """
-"""Configuration of log4j: no messages, since important ones are raised as errors. The gateway needs its own line, or it
-would report that it has changed its level."""
+"""The log4j configuration: no messages, since anything important is raised as an exception. The gateway needs its own
+line, or it would report that it has changed its level."""
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -30,7 +30,7 @@ appender.console.name = console
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %m%n
 """
-"""Configuration of log4j: the processes' messages show when they are ready."""
+"""The log4j configuration: the processes' messages show when they are ready."""
 
 
 @asynccontextmanager

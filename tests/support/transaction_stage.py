@@ -38,13 +38,13 @@ class Stage(Transactions):
         self.commit_version = 5 if tv == 2 else 4
 
     async def begin(self, *partitions: int) -> Identity:
-        """Open a transaction with one record in each partition (0 by default), and return its producer."""
+        """Open a transaction with one record in each of these partitions (only 0 by default); return its producer."""
         producer = await self.init()
         await self.write_first(producer, *(partitions or (0,)))
         return producer
 
     async def write_first(self, producer: Identity, *partitions: int) -> None:
-        """Open a transaction with one record in each partition."""
+        """Open a transaction with one record in each of these partitions."""
         if self.tv == 1:
             await self.added(producer, *partitions)
         for partition in partitions:

@@ -79,7 +79,7 @@ async def delay(faults: Sequence[Fault]) -> None:
         if fault.hold is not None:
             await fault.hold.wait()
     if any(fault.drop_after_append for fault in faults):
-        raise CloseConnection("a scripted fault closes the connection after the request was served")
+        raise CloseConnection("a scripted fault closed the connection after the request was served")
 
 
 async def write(writer: Writer, segments: Sequence[bytes | memoryview], faults: Sequence[Fault]) -> None:
