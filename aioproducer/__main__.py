@@ -1,4 +1,4 @@
-"""Runs the command `aioproducer` as `python -m aioproducer`."""
+"""Runs the `aioproducer` command as `python -m aioproducer`."""
 
 import sys
 

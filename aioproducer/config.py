@@ -225,7 +225,7 @@ class ProducerConfig:
         """Return the origin of a setting.
 
         Args:
-            setting: the keyword of `Producer`.
+            setting: a keyword of `Producer`.
 
         Returns:
             "default", "explicit", "environment NAME", "FILE:LINE" or "derived because ...". If the setting was given

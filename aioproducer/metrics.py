@@ -130,7 +130,7 @@ class Metrics:
     data_losses: int = 0
     """Events that lost, or may have lost, acknowledged records."""
     errors: dict[str, int] = field(default_factory=dict)
-    """The number of occurrences of each error in responses and on connections, by the error's name."""
+    """How often each error has occurred in responses and on connections, by error name."""
     batch_size: Histogram = field(default_factory=Histogram)
     records_per_request: Histogram = field(default_factory=Histogram)
     queue_time: Histogram = field(default_factory=Histogram)
@@ -140,12 +140,12 @@ class Metrics:
     time_to_failure: Histogram = field(default_factory=Histogram)
     """Seconds from opening a batch to its failure, weighted by the number of records that failed with it."""
     topics: dict[str, TopicMetrics] = field(default_factory=dict)
-    # written by the accumulator's lock
+    # written by the accumulator's AppendLock
     buffer_wait: Histogram = field(default_factory=Histogram)
     """Seconds that calls to `send` waited for room in the buffer; calls that did not wait are not included."""
     # written by send
     rejected: dict[str, int] = field(default_factory=dict)
-    """Records that `send` rejected, by the class of the error."""
+    """Records that `send` rejected, by error class."""
     # written by the coordinator's watch
     transaction_calls: dict[str, TransactionCallMetrics] = field(default_factory=dict)
     # written by metadata

@@ -1,4 +1,4 @@
-"""Public name of the instrumentation for OpenTelemetry."""
+"""Public name of the OpenTelemetry instrumentation."""
 
 try:
     from aioproducer.observe.otel import AioproducerInstrumentor

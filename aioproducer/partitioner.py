@@ -30,7 +30,7 @@ class Partitioner(Protocol):
 
 
 class Partitioning(NamedTuple):
-    """The resolved setting `partitioner`. `function` is set if `kind` is "callable"."""
+    """The resolved `partitioner` setting. `function` is set if `kind` is "callable"."""
 
     kind: Literal["murmur2", "crc32", "round_robin", "callable"]
     function: Callable[..., int] | None = None
@@ -49,7 +49,7 @@ _NAMES = (*_KINDS, "consistent", "fnv1a", "fnv1a_random", "random")
 def make_partitioner(
     setting: str | Callable[..., int], random: random_module.Random | None = None
 ) -> Partitioning:
-    """Resolve the setting `partitioner`.
+    """Resolve the `partitioner` setting.
 
     Args:
         setting: "murmur2", "murmur2_random" or "default" (Java's: murmur2 of the key, sticky without a key),

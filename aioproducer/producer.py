@@ -1,4 +1,4 @@
-"""The class Producer: the public coroutines, and the slow paths of `send`.
+"""The Producer class: its public coroutines, and the slow paths of `send`.
 
 The compiled base class contains the fast path, which applies if the topic is known and the buffer has room."""
 
@@ -86,7 +86,7 @@ class Producer(
             linger_ms + request_timeout_ms if that is longer; with a transactional_id at most transaction_timeout_ms.
         close_timeout_ms: how long `async with` waits on exit for records that are buffered or in flight; at most
             delivery_timeout_ms. `close()` has its own timeout.
-        request_timeout_ms: how long to wait for a broker's answer before its connection is closed.
+        request_timeout_ms: how long to wait for a broker's response before its connection is closed.
         retry_backoff_ms, retry_backoff_max_ms: the pause before a retry, doubled each time, with 20% jitter (KIP-580).
         compression_type: "none", "gzip", "snappy", "lz4" or "zstd".
         compression_level: the level on the codec's own scale (KIP-390), or None for its default. Java's
@@ -198,7 +198,7 @@ class Producer(
 
         The new producer may only send to `partitions` and flush. The producer that began the transaction ends it,
         once this one has delivered all its records and been closed. Records need `partition=`, or a key and the
-        partitioner murmur2.
+        murmur2 partitioner.
 
         If another producer has written to a partition in the same transaction, this producer's first delivery to that
         partition fails, and the transaction must be aborted. The broker mistakes the batch for a duplicate of the
@@ -283,7 +283,7 @@ class Producer(
                 key_serializer, value_serializer: the serializers for this record; None for the producer's.
 
             Returns:
-                The Delivery, a future of the RecordMetadata.
+                The Delivery, a future whose result is the RecordMetadata.
 
             Raises:
                 InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
@@ -430,7 +430,7 @@ class Producer(
             if key is None or not self._choice.is_compiled:
                 raise InvalidRecordError(
                     "a producer that takes part in another producer's transaction requires partition= or, with the "
-                    "partitioner murmur2, a key",
+                    "murmur2 partitioner, a key",
                     argument="partition",
                 )
             if type(key) is not bytes:

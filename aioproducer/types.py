@@ -136,7 +136,7 @@ class CloseReport:
     unknown: int
     """The number of failed records that may be in the log."""
     unretrieved: dict[tuple[str, str], int]
-    """The number of failed records whose result was not retrieved, by (topic, name of the error)."""
+    """The number of failed records whose result was not retrieved, by (topic, error name)."""
 
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -250,7 +250,7 @@ class PartitionOffset(Protocol):
 OffsetsToCommit = Mapping[Any, int | tuple[int, str] | OffsetAndMetadata] | Iterable[PartitionOffset]
 """The offsets that a transaction commits: a mapping as in aiokafka, or a list as in confluent-kafka.
 
-A key of the mapping is a tuple (topic, partition), a TopicPartition or aiokafka's TopicPartition. Type checkers do not
+A key of the mapping is a (topic, partition) tuple, a TopicPartition or aiokafka's TopicPartition. Type checkers do not
 check the keys, because the type of a mapping's keys must match exactly."""
 
 

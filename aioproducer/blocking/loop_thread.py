@@ -34,14 +34,14 @@ class Closable(Protocol):
     """The part of a producer that the thread uses."""
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close, log that the producer was left open, and return a function that waits until it has closed."""
+        """Start closing, log that the producer was left open, and return a function that waits until it has closed."""
 
 
 class Flag:
     """A flag that the loop thread sets once, and that other threads wait for.
 
     threading.Event is Python code around a lock. A Ctrl-C at the wrong moment leaves that lock locked, and `set` would
-    then block the loop forever. The lock of a Flag is locked from the beginning, and `set` only releases it."""
+    then block the loop forever. A Flag's lock is locked from the start, and `set` only releases it."""
 
     __slots__ = ("_is_set", "_lock")
 
@@ -311,7 +311,7 @@ Every `send` calls this function; asyncio.get_running_loop() would raise an exce
 
 
 def check_may_block() -> None:
-    """Raise WrongLoopError if a blocking call would stop an event loop."""
+    """Raise WrongLoopError if a blocking call would stall an event loop."""
     if running_loop() is not None and not _is_notebook():
         raise WrongLoopError(
             "an event loop is running in this thread, and a blocking call would block it; use `async with "

@@ -1,7 +1,7 @@
 """The blocking Producer: each call runs the asyncio producer's call in the loop thread, and waits for its result.
 
-`send` (in sends.py) usually does not wait: it puts a plain record for a known topic and partition into a queue. One
-wake-up of the loop serves all records that are queued by then."""
+`send` (in sends.py) usually does not wait: it puts a plain record for a known topic and partition into a queue. A
+single wake-up of the loop handles all records queued by then."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
 
     Any number of threads can use it, and all producers share one loop thread. `send` waits while the buffer is full
     (max_block_ms); records from one thread stay in order. Ctrl-C interrupts a waiting call, with the same effect as
-    cancelling the call of the asyncio producer.
+    cancelling the asyncio producer's call.
 
     Serializers, interceptors and delivery callbacks run in the loop thread, and must not block it.
 
@@ -271,7 +271,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         leave(self, thread)
 
     def _close_at_exit(self, thread: LoopThread, seconds: float) -> Callable[[], None]:
-        """Begin to close at interpreter exit. The returned function waits for the close to finish, and logs errors
+        """Start closing at interpreter exit. The returned function waits for the close to finish, and logs errors
         instead of raising them."""
         if not self._closes_at_exit:
             self._log.warning(
@@ -344,8 +344,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         return self._sends.call(function).wait(thread)
 
     def _call_settled(self, function: Callable[[], Awaitable[T]], topic: str | None = None) -> T:
-        """Do the same as `_call`, but first wait until no earlier record for `topic` (or for any topic) is waiting for
-        room."""
+        """Like `_call`, but first wait until no earlier record for `topic` (or for any topic) is waiting for room."""
 
         async def settled() -> T:
             if self._sends.lanes:
@@ -449,7 +448,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     def _look(self, function: Callable[[], T]) -> T:
         """Call a function that works in every state, in the loop thread if there is one.
 
-        If waiting for that thread would stop another event loop, the function is called in this thread.
+        If waiting for that thread would block another event loop, the function is called in this thread.
         """
         if self._report is not None or self._sends.thread is None:
             return function()
@@ -466,14 +465,14 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
     # ----------------------------------------------------------------------------------------- transactions
 
     def transaction(self) -> TransactionScope:
-        """Return a transaction for `with`. It is committed at the end of the block, or aborted by an exception.
+        """Return a transaction for a `with` block. An exception aborts it; otherwise, the end of the block commits it.
 
             with producer.transaction() as transaction:
                 producer.send("orders", b"...")
                 transaction.send_offsets({TopicPartition("in", 0): 17}, "my-group")
 
-        Ctrl-C also aborts the transaction, which includes records from all threads. The errors are those of
-        `aioproducer.Producer.transaction`.
+        Ctrl-C also aborts the transaction, which includes records from all threads. The errors are the same as
+        for `aioproducer.Producer.transaction`.
         """
         return TransactionScope(self, self._inner.transaction())
 
@@ -506,13 +505,13 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         self._call_settled(end)
 
     def export_transaction(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> TransactionHandle:
-        """Return a handle for the method `attach` of this class or of the asyncio producer.
+        """Return a handle for `attach`, in this class or in the asyncio producer.
 
         See `aioproducer.Producer.export_transaction`."""
         return self._call_settled(partial(self._inner.export_transaction, partitions))
 
     def release_transaction(self) -> TransactionHandle:
-        """Release the transaction. Return a handle for the method `resume` of this class or of the asyncio producer.
+        """Release the transaction. Return a handle for `resume`, in this class or in the asyncio producer.
 
         See `aioproducer.Producer.release_transaction`."""
         self._may_queue = False

@@ -58,7 +58,7 @@ class Receipt:
 
     @property
     def errors(self) -> dict[int, BaseException]:
-        """The errors of the rows that are not, or may not be, in the log, by row; see `aioproducer.Receipt.errors`."""
+        """The errors for rows that are not, or may not be, in the log, by row; see `aioproducer.Receipt.errors`."""
         return self._receipt.errors
 
     def partition(self, row: int) -> int | None:

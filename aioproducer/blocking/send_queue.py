@@ -105,7 +105,7 @@ class SendQueue:
         while self._queue:
             entry = self._queue.popleft()
             if isinstance(entry, tuple):
-                entry[0]._fail(ProducerClosed("the producer was closed before the record was in the buffer"))
+                entry[0]._fail(ProducerClosed("the producer was closed before the record reached the buffer"))
 
     def soon(self, function: Callable[[], object]) -> None:
         """Call `function` in the loop, or in this thread if the loop no longer exists."""
@@ -206,7 +206,7 @@ class SendQueue:
             await asyncio.wait(waits)
 
     async def settled_within(self, timeout: float | None) -> float | None:
-        """Wait like `settled()`, for all topics, and return the remaining part of the timeout in seconds.
+        """Wait like `settled()`, for all topics, and return how many seconds of the timeout are left.
 
         Raises:
             TimeoutError: the timeout has passed.
@@ -220,20 +220,20 @@ class SendQueue:
         return None if timeout is None else max(0.0, timeout - (loop.time() - began))
 
     async def ended(self) -> None:
-        """Wait until all lanes have ended. This does not take long once the producer is closed, because it accepts no
-        more records."""
+        """Wait until all lanes have ended. This does not take long once the producer is closed, because a closed
+        producer accepts no more records."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
 
 class Delivery:
-    """The future of one record, returned by `send`, with the methods of concurrent.futures.Future.
+    """The future for one record, returned by `send`, with the methods of concurrent.futures.Future.
 
     When `send` returns, the record is in the buffer or in the queue in front of it. If a queued record is rejected
     later, its delivery raises the error that `send` would have raised.
     """
 
-    # An acknowledgement causes no work in this class: the state is looked up when a method is called.
+    # An acknowledgement requires no work in this class: the state is looked up when a method is called.
 
     __slots__ = (
         "_callbacks",
@@ -254,7 +254,7 @@ class Delivery:
         self._delivery = delivery
         """The asyncio producer's delivery; None while the record is in the queue."""
         self._error: BaseException | None = None
-        """The reason why the record did not get into the buffer."""
+        """Why the record did not get into the buffer."""
         self._is_cancelled = False
         self._is_seen = False
         self._callbacks: list[Callable[[Delivery], object]] | None = None
@@ -345,7 +345,7 @@ class Delivery:
             thread = self._sends.own_thread()
             if not wait_for(self._ended, timeout, thread) and not self.done():
                 if not thread.is_alive:
-                    raise ProducerClosed("the producer was closed before the record was in the buffer")
+                    raise ProducerClosed("the producer was closed before the record reached the buffer")
                 raise TimeoutError(
                     f"the record has no result after {timeout:g} s; the producer keeps trying to send it"
                 )

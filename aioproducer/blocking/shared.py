@@ -44,7 +44,7 @@ def shared_producer(**settings: Any) -> Producer[Any, Any]:
     Raises:
         ConfigError: a setting is unknown, malformed or contradicts another one; or transactional_id is set.
         WrongLoopError: an event loop is running in this thread.
-        IllegalStateError: this thread is already building a shared producer (a log handler made the call, for example).
+        IllegalStateError: this thread is already building a shared producer (for example, a log handler made the call).
     """
     check_keywords(settings)
     found = _open(settings)
@@ -63,7 +63,7 @@ def close_shared_producers(timeout: float | None = None) -> list[CloseReport]:
         timeout: the timeout for closing each producer, as in `Producer.close`.
 
     Returns:
-        The report of each producer.
+        Each producer's report.
     """
     global _shared
     check_may_block()

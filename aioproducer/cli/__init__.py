@@ -1,1 +1,1 @@
-"""The command `aioproducer` (extra `cli`). Only `aioproducer.__main__` imports it."""
+"""The `aioproducer` command (the `cli` extra). Only `aioproducer.__main__` imports it."""

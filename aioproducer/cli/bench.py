@@ -24,7 +24,7 @@ MOST_SAMPLES = 100_000
 """The latency of every n-th record is measured, where n is max(1, records // MOST_SAMPLES). A run therefore has fewer
 than 2 * MOST_SAMPLES samples."""
 PERIOD = 5.0
-"""Seconds between two lines that report the current rates."""
+"""Seconds between the lines that report the current rates."""
 
 
 def bench(

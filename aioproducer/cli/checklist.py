@@ -1,6 +1,6 @@
 """The steps of a check. Each step has passed, has failed or needs attention, and may include advice.
 
-Steps contain texts from brokers, so every text is escaped when its step is added."""
+Steps contain text from brokers, so all text is escaped when a step is added."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _check_rights(operations: int, checklist: Checklist) -> bool:
         return True
     checklist.failed(
         "rights",
-        f"WRITE is not granted, only {', '.join(allowed) or 'nothing'}",
+        f"WRITE is not granted (granted: {', '.join(allowed) or 'nothing'})",
         "grant WRITE on the topic to this user",
     )
     return False

@@ -1,4 +1,4 @@
-"""Sends the rows from a feed without transactions, and enters their results into the ledger.
+"""Sends the rows from a feed without transactions, and enters their results in the ledger.
 
 transactions.py does the same for `--transaction`."""
 
@@ -130,7 +130,7 @@ class FeedDelivery:
             self.enter(rows, {} if receipt is None else receipt.errors)
 
     def enter(self, rows: InputRows, errors: Mapping[int, BaseException]) -> None:
-        """Record the results of rows: write failed records to their file, then enter the results into the ledger."""
+        """Record the results of rows: write failed records to their file, then enter the results in the ledger."""
         saved = False
         if errors and self._failed is not None:
             try:

@@ -1,4 +1,4 @@
-"""The file of records that were not delivered, as JSON lines that `produce --format records` reads."""
+"""The --failed file: records that were not delivered, as JSON lines that `produce --format records` reads."""
 
 from __future__ import annotations
 

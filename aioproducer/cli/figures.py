@@ -1,4 +1,4 @@
-"""The figures of a benchmark: rates of acknowledged records, latencies and CPU time."""
+"""Benchmark figures: acknowledged records per second, latencies and CPU time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Figures:
         self._acknowledged_before = 0
         self._latencies: list[float] = []
         self._window_from = 0
-        """The index of the first latency of the current window."""
+        """The index of the first latency in the current window."""
         self._sent = 0
         self._sent_bytes = 0
 

@@ -1,4 +1,4 @@
-"""The formats of the input: how the format of a file is chosen, and the reader for each format."""
+"""The input formats: how a file's format is chosen, and the reader for each format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aioproducer.cli.tables import check_pyarrow, read_arrow, read_parquet
 
 
 class Format(StrEnum):
-    """The formats of the input."""
+    """The input formats."""
 
     LINES = "lines"
     JSONL = "jsonl"
@@ -54,7 +54,7 @@ class Shape:
     def _check_has(option: str, is_given: bool, formats: set[str], suits: set[str]) -> None:
         if is_given and (others := sorted(formats - suits)):
             raise UsageError(
-                f"{option} cannot be used with the format {others[0]}; use --format to choose another"
+                f"{option} cannot be used with the {others[0]} format; use --format to choose another"
             )
 
     def format_of(self, source: Source) -> str:

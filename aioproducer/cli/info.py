@@ -12,7 +12,7 @@ from aioproducer.cli.screen import Screen
 from aioproducer.cli.settings import Given, new_producer
 
 LIBRARIES = ("typer", "rich", "pyarrow", "cryptography", "httpx", "gssapi", "pyspark")
-"""Packages of the extras whose versions describe() does not report."""
+"""Optional packages whose versions describe() does not report."""
 
 
 def info(
@@ -21,7 +21,7 @@ def info(
     settings: options.Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show versions and settings for a bug report. Secrets are hidden, but the names of hosts and users are not."""
+    """Show versions and settings for a bug report. Secrets are hidden, but host and user names are not."""
     given = Given(servers, config, tuple(settings or ()))
     del settings  # a traceback that shows locals must not show passwords
     screen = Screen(as_json=as_json)

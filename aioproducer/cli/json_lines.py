@@ -1,4 +1,4 @@
-"""Rows from JSON lines (one JSON value per line), and the format of the file of failed records."""
+"""Rows from JSON lines (one JSON value per line), and the format of the --failed file."""
 
 from __future__ import annotations
 

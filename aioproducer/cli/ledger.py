@@ -21,9 +21,9 @@ class Ledger:
         self.unknown = 0
         """The number of records whose outcome is unknown: they may be in the log."""
         self.saved = 0
-        """The number of failed and unknown records that are in the file of failed records."""
+        """The number of failed and unknown records that are in the --failed file."""
         self.through = skip
-        """The last row up to which every record is either delivered or in the file of failed records."""
+        """The last row up to which every record is either delivered or in the --failed file."""
         self.delivered_later = 0
         """The number of delivered records in rows after `through`."""
         self.first_error = ""
@@ -40,7 +40,7 @@ class Ledger:
         Args:
             rows: the rows that follow the ones in the previous call.
             errors: the error of each record that was not delivered, by the record's index.
-            saved: whether the failed records are in the file of failed records.
+            saved: whether the failed records are in the --failed file.
         """
         unknown = sum(outcome_of(error) is Outcome.UNKNOWN for error in errors.values())
         self.delivered += len(rows) - len(errors)
@@ -68,6 +68,6 @@ class Ledger:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """Return whether the record may be in the log; UNKNOWN if the error has no outcome."""
+    """Return the error's outcome, which says whether the record may be in the log; UNKNOWN if it has none."""
     outcome = getattr(error, "outcome", Outcome.UNKNOWN)
     return outcome if isinstance(outcome, Outcome) else Outcome.UNKNOWN

@@ -1,4 +1,4 @@
-"""The entry point `aioproducer`. If the extra `cli` is not installed, an error names the missing package."""
+"""The `aioproducer` entry point. If the `cli` extra is not installed, an error names the missing package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> int:
             if package not in PACKAGES:
                 raise
             sys.stderr.write(
-                f"The command aioproducer requires the package {package}, which is not installed; run "
+                f"The aioproducer command requires the {package} package, which is not installed; run "
                 "pip install 'aioproducer[cli]'\n"
             )
             return ExitCode.USAGE

@@ -13,7 +13,7 @@ from aioproducer.cli.ledger import Ledger
 from aioproducer.cli.screen import Screen
 
 PERIOD = 0.1
-"""Seconds between two updates of the progress bar."""
+"""Seconds between updates of the progress bar."""
 
 
 @asynccontextmanager

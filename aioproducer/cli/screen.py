@@ -41,11 +41,11 @@ class Screen:
         self.tick, self.cross, self.arrow = ("✓", "✗", "→") if is_unicode else ("ok:", "FAILED:", "->")
 
     def result(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
-        """Write one line of the human-readable result, except with --json. Parts are texts or (text, style) pairs."""
+        """Write one line of the human-readable result, except with --json. A part is a str or a (text, style) pair."""
         if self.as_json:
             return
         if indent and self.out.is_terminal:
-            # Padding also indents the continuation lines of a wrapped text.
+            # Padding also indents the continuation lines of wrapped text.
             self.out.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
         else:
             self.out.print(Text.assemble(" " * indent, *parts))
@@ -71,7 +71,7 @@ class Screen:
         self.say("Waiting for the results of the records that were sent; press Ctrl-C again to stop at once.")
 
     def fail(self, text: str) -> None:
-        """Write to standard error the reason why the command failed."""
+        """Write the reason for the failure to standard error."""
         self.err.print(Text.assemble((f"{self.cross} ", "bold red"), text))
 
     def show_log(self, verbosity: int, *, without_v: int = logging.WARNING) -> None:

@@ -35,7 +35,7 @@ class Stop:
 
     @contextmanager
     def calling(self, *steps: Callable[[], None]) -> Iterator[None]:
-        """During the block, call the next of the functions at each signal; further signals call the last one again."""
+        """During the block, each signal calls the next function in turn; further signals call the last one again."""
         before, self._steps = self._steps, steps
         self.count = 0
         try:

@@ -16,8 +16,8 @@ ROWS_AT_ONCE = 10_000
 MAGIC = b"ARROW1"
 """The first bytes of an Arrow file; a stream does not begin with them."""
 OWN_COLUMNS = {"key", "value", "headers", "timestamp", "partition"}
-"""The column names that match arguments to send_many. A table that has only such columns, including value, is sent as
-it is unless an option names a column."""
+"""The column names that match arguments to send_many. A table that has a value column, and no columns other than these,
+is sent as is unless column options are given."""
 
 
 def check_pyarrow() -> None:

@@ -46,7 +46,7 @@ class TransactionalDelivery(FeedDelivery):
                 raise
             unknown = self._is_committing
             self._fail_all(
-                CommitOutcomeUnknownError("the command was stopped before the commit was answered")
+                CommitOutcomeUnknownError("the command was stopped before the response to the commit arrived")
                 if unknown
                 else _aborted("the command was stopped before the commit")
             )

@@ -51,9 +51,9 @@ class Threads:
     """Threads for calls that may hang: file access, the user's functions, Kerberos.
 
     The loop's default executor is not used, because the application needs it for its own calls. At most `most` calls
-    run at the same time. A call that hangs still counts after its caller has been cancelled, and further calls may have
-    to wait for it. No thread delays the exit of the interpreter. An instance belongs to the loop on which it is first
-    used.
+    run at the same time. A call that hangs still counts towards this limit after its caller has been cancelled, so
+    further calls may have to wait for it. No thread delays interpreter exit. An instance belongs to the loop on which
+    it is first used.
     """
 
     def __init__(self, most: int = 1) -> None:

@@ -1,5 +1,4 @@
-"""An executor whose threads do not delay the exit of the interpreter; a job that is still running ends with the
-process.
+"""An executor whose threads do not delay interpreter exit; a job that is still running ends with the process.
 
 concurrent.futures joins its threads when the interpreter exits, and a running codec cannot be interrupted."""
 

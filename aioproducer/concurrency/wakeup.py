@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 CLOCK_SLACK = 0.001
-"""The maximum number of seconds by which an event loop may run a timer too early (uvloop's timers count
-milliseconds)."""
+"""An event loop may run a timer up to this many seconds too early (uvloop's timers count milliseconds)."""
 
 
 class WakeUp:

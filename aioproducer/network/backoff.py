@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 JITTER = 0.2
-"""The maximum fraction by which a back-off is randomly changed, so that clients do not all reconnect together."""
+"""The maximum random change to a back-off, as a fraction, so that clients do not all reconnect at once."""
 
 FAST_RETRY = (0.02, 1.0)
 """The first and the longest pause in seconds while a broker finishes a task that usually takes milliseconds, such as
@@ -13,11 +13,11 @@ writing the markers of the previous transaction. The task can take much longer w
 
 
 def exponential(base: float, maximum: float, failures: int) -> float:
-    """Return the seconds to wait, without jitter, after a failure that follows `failures` earlier ones."""
+    """Return how many seconds to wait, without jitter, after a failure preceded by `failures` others."""
     return min(base * 2.0 ** min(failures, 32), maximum)
 
 
 def backoff(base: float, maximum: float, failures: int, random: Random) -> float:
-    """Return the seconds to wait, with jitter, after a failure that follows `failures` earlier ones. The pause grows
+    """Return how many seconds to wait, with jitter, after a failure preceded by `failures` others. The pause grows
     exponentially up to `maximum`, not counting the jitter."""
     return exponential(base, maximum, failures) * random.uniform(1 - JITTER, 1 + JITTER)

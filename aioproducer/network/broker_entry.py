@@ -173,7 +173,7 @@ class BrokerEntry:
 
 
 def address_of(node: Node, address_filter: AddressFilter | None) -> tuple[str, int]:
-    """Return the address to connect to: the setting `address_filter` may map or reject an advertised address.
+    """Return the address to connect to: the `address_filter` setting may map or reject an advertised address.
 
     Raises:
         BrokerConnectionError: the filter rejects the address, raises an exception, or returns an invalid value.

@@ -42,7 +42,7 @@ REFUSED_BACKOFF_MAX = 10.0
 lock the account."""
 
 TRY_ANOTHER_AFTER = 0.5
-"""Seconds without a connection after which a request that any broker can answer tries another broker in parallel."""
+"""How many seconds a request that any broker can answer waits for a connection before another broker is also tried."""
 
 
 class Brokers:
@@ -88,7 +88,7 @@ class Brokers:
 
     @property
     def is_bootstrapping(self) -> bool:
-        """True while the nodes are the bootstrap addresses and not a cluster's brokers."""
+        """True while the nodes are the bootstrap addresses rather than a cluster's brokers."""
         return any(node_id < 0 for node_id in self._entries)
 
     def rebootstrap(self) -> None:
@@ -161,7 +161,7 @@ class Brokers:
         return entry.connection if entry is not None else None
 
     def retry_at(self, node_id: int, since: float) -> float | None:
-        """Return the loop time at which to call `ready` again, or None if the wake-up event will announce the change.
+        """Return the loop time at which to call `ready` again, or None if the wake-up event will signal the change.
 
         A time is returned during back-off and throttling, and when an attempt to connect has just begun.
 

@@ -104,7 +104,7 @@ class Connection(RequestStream):
         """The correlation id of the first request after the handshake."""
 
     async def connect(self) -> None:
-        """Open the socket, do the handshake, and authenticate. If the call is cancelled, nothing stays open.
+        """Open the socket, do the handshake, and authenticate. If the call is cancelled, nothing is left open.
 
         Each step is limited by the set-up timeout, and each response also by `request_timeout`.
 
@@ -298,7 +298,7 @@ class Connection(RequestStream):
 
     @property
     def unanswered_for(self) -> float:
-        """The seconds since the socket began to open, if ApiVersions has not been answered yet; otherwise 0.0."""
+        """How many seconds ago the socket began to open, if ApiVersions has not been answered yet; otherwise 0.0."""
         is_waiting = self.state in (
             ConnectionState.CONNECTING,
             ConnectionState.TLS,

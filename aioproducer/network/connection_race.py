@@ -16,7 +16,7 @@ from aioproducer.network.connection import Connection
 from aioproducer.network.request_stream import LATE_TIMER
 
 HEAD_START = 1.0
-"""Seconds without a response to ApiVersions after which a second connection is opened in parallel with the first."""
+"""How many seconds to wait for a response to ApiVersions before opening a second connection in parallel."""
 
 Make: TypeAlias = Callable[[int], Connection]
 """A function that creates a connection, given its number: 0 for the first one, and 1, 2, ... for the parallel ones."""
@@ -48,10 +48,10 @@ class _Attempt:
 async def first_to_answer(first: Connection, make: Make, pause: float) -> Connection:
     """Return the first connection to receive an ApiVersions response, for the caller to authenticate. Close the others.
 
-    The first connection may use its whole set-up time. If it fails, the race ends with its error. The second one is
+    The first connection gets its full set-up time. If it fails, the race ends with its error. The second one is
     opened after HEAD_START and replaced by a new one every `pause` seconds, so there are never more than two.
 
-    If the call is cancelled, nothing stays open.
+    If the call is cancelled, nothing is left open.
 
     Raises:
         KafkaError: the same errors as `Connection.reach`.

@@ -27,7 +27,7 @@ ATTEMPT_DELAY = 0.25
 MakeWire: TypeAlias = Callable[[asyncio.AbstractEventLoop], Wire]
 
 Connector: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
-"""An async callable that takes (host, port) and returns a connected socket, e.g. one through a proxy."""
+"""An async callable that takes (host, port) and returns a connected socket, e.g. one connected through a proxy."""
 
 
 async def dial(
@@ -47,7 +47,7 @@ async def dial(
     the next. Addresses that `address_filter` rejects are skipped. The first `passed_over` of the remaining addresses
     are tried last, since an address that accepts connections may still be unusable. A connector resolves the name
     itself if it needs to, and its addresses are not filtered. `on_open` is called when the name has been resolved or
-    the connector has returned. If `dial` is cancelled, nothing stays open.
+    the connector has returned. If `dial` is cancelled, nothing is left open.
 
     Raises:
         BrokerConnectionError: no address answered; the text gives the reason for each.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 HEDGE_AFTER = 1.0
-"""Seconds without a response after which another broker is also asked. A healthy broker responds in milliseconds."""
+"""How many seconds to wait for a response before also asking another broker. A healthy one responds in milliseconds."""
 
 LOOK_AGAIN = 0.1
 """Seconds between attempts to ask another broker while no other broker is connected."""

@@ -37,7 +37,7 @@ STEPS_AT_ONCE = 250
 START_PERIOD = 10.0
 """Seconds between two log lines while start() waits for a broker."""
 SHORTEST_PAUSE = 0.005
-"""The minimum number of seconds between two requests, even if the back-off is 0: a request may fail immediately."""
+"""The minimum time between two requests, in seconds, even if the back-off is 0: a request may fail immediately."""
 
 
 class Metadata:
@@ -53,11 +53,11 @@ class Metadata:
         self._longest_backoff = max(config.retry_backoff, config.retry_backoff_max)
         self.cluster = Cluster.empty()
         self.version = 0
-        """The number of the snapshot; 0 is the empty one."""
+        """The snapshot's number; 0 is the empty snapshot."""
         self.last_error: KafkaError | None = None
         """The error of the last refresh; None if it succeeded."""
         self._learned: list[Callable[[Cluster], Cluster]] | None = None
-        """Leader hints that arrived while a response is being merged, to be applied again afterwards. None when no
+        """Changes made to the snapshot while a response is being merged, to be applied again afterwards. None when no
         merge is in progress."""
         # the topics to request
         self._wanted: dict[str, float] = {}
@@ -102,13 +102,13 @@ class Metadata:
         self._poked.set()
 
     def request_update(self) -> None:
-        """Refresh soon. Several calls cause one refresh, and the back-off between refreshes still applies."""
+        """Refresh soon. Several calls trigger a single refresh, and the back-off between refreshes still applies."""
         self._update_requested = True
         self._poked.set()
 
     def doubt_leaders(self, places: Collection[tuple[str, int]]) -> None:
-        """Refresh soon, because the known leaders of these partitions, given as (topic, number), reported that they are
-        not the leaders but did not name the new ones."""
+        """Refresh soon: the known leader of each of these partitions, given as (topic, number), reported that it is not
+        the leader, but did not name the new one."""
         self._learn(lambda cluster: cluster.without_epochs(places))
         self.request_update()
 
@@ -395,8 +395,7 @@ class Metadata:
         return age >= self._config.metadata_max_age
 
     def _patience(self, now: float) -> float:
-        """Return how many seconds to wait for a response. The wait does not extend beyond the time of the next
-        rebootstrap."""
+        """Return how many seconds to wait for a response: request_timeout, or less if a rebootstrap is due sooner."""
         patience = self._config.request_timeout
         if self._failing_since is not None and self._may_rebootstrap():
             left = self._failing_since + self._config.metadata_recovery_rebootstrap_trigger - now

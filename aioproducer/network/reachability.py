@@ -1,4 +1,4 @@
-"""Sums up why brokers can't be reached: for error texts, for the log, and for the decision whether to rebootstrap.
+"""Sums up why brokers can't be reached, for error texts, for the log, and for deciding whether to rebootstrap.
 
 Brokers owns the entries; nothing here does I/O or changes an entry."""
 
@@ -29,8 +29,7 @@ class Reachability:
 
     @property
     def refusal(self) -> KafkaError | None:
-        """The authentication error for a broker, or the error that says that certificates can't be read; None if there
-        is neither."""
+        """A broker's authentication error, or the error that certificates can't be read; None if there is neither."""
         errors = [entry.last_error for entry in self._entries.values()]
         return next((error for error in errors if isinstance(error, AuthenticationError | ConfigError)), None)
 
@@ -47,11 +46,11 @@ class Reachability:
         return all(entry.has_failed_since(before) for entry in self._entries.values())
 
     def unreachable(self) -> BrokerConnectionError:
-        """Return an error that gives, for each broker, the reason why it is not reachable."""
+        """Return an error that says, for each broker, why it is not reachable."""
         return BrokerConnectionError(f"no broker is reachable: {self.reasons()}", written=False)
 
     def reasons(self) -> str:
-        """Return, for each broker, the reason why there is no connection."""
+        """Return text that says, for each broker, why there is no connection."""
         return "; ".join(entry.reason for entry in list(self._entries.values()))
 
     def errors(self) -> dict[str, KafkaError]:
@@ -62,7 +61,7 @@ class Reachability:
     def log_loss(
         self, entry: BrokerEntry, error: KafkaError, pause: float, now: float, *, is_starting: bool
     ) -> None:
-        """Log the first failure of each broker, and then one failure every 10 s while any broker stays unreachable.
+        """Log each broker's first failure, and then one failure every 10 s while any broker stays unreachable.
 
         The next attempt is `pause` seconds later. `is_starting` is True until a cluster is known.
         """

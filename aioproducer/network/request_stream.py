@@ -45,7 +45,7 @@ limit is free delays a request by about this much at most."""
 THROTTLE_PERIOD = 10.0
 """Seconds between two log lines about throttling by the same broker."""
 MAX_THROTTLE = 60.0
-"""The maximum throttle time in seconds; longer ones are reduced to it (the field allows up to 24 days)."""
+"""The maximum throttle time in seconds; longer ones are capped at this value (the field allows up to 24 days)."""
 
 LATE_TIMER = 0.1
 """If a deadline timer fires more than this many seconds late, the event loop was blocked. Responses may then be waiting
@@ -120,7 +120,7 @@ class RequestStream:
         self._closed_in = ConnectionState.CLOSED
         """The state that preceded CLOSED; until the connection is closed, the value is CLOSED."""
         self.error: KafkaError | None = None
-        """The reason why the connection was closed; None for an orderly close (idle, drained)."""
+        """Why the connection was closed; None for an orderly close (idle, drained)."""
         self.versions = BrokerVersions({})
         """The broker's API versions, which the handshake sets."""
         # the socket
@@ -150,7 +150,7 @@ class RequestStream:
         self._throttle_logged_at = -THROTTLE_PERIOD
         self.last_used = self._loop.time()
         self.latency = 0.0
-        """The smoothed number of seconds from a request to its response."""
+        """The smoothed time from a request to its response, in seconds."""
         # one timer for the earliest deadline
         self._timer: asyncio.TimerHandle | None = None
         self._gave_a_moment = False
@@ -197,7 +197,7 @@ class RequestStream:
         answered: Answered | None = None,
         in_slices: bool = False,
     ) -> asyncio.Future[Any]:
-        """Write a request immediately, without waiting, and return the future of its response.
+        """Write a request immediately, without waiting, and return a future for its response.
 
         The future fails with BrokerConnectionError, RequestTimedOutError or ProtocolError, whose `written` attribute
         says whether bytes of the request may have been sent. Cancelling the future does not cancel the request: the
@@ -208,7 +208,7 @@ class RequestStream:
             version_ceiling: the highest version in which the message may be encoded.
             expects_response: False for acks=0; the result is then None, set when the bytes have left the transport.
             answered: a callback that also receives (response, None) or (None, error), but never before `request` has
-                returned. It is called in the turn of the loop in which the response arrives; a callback of the future
+                returned. It is called in the turn of the loop in which the response arrives; a callback on the future
                 would run one turn later.
             in_slices: whether the result may be a LargeAnswer, which is decoded in slices.
 
@@ -541,7 +541,7 @@ class RequestStream:
     def _fail(self, future: asyncio.Future[Any], answered: Answered | None, error: KafkaError) -> None:
         if not future.done():
             future.set_exception(error)
-            future.exception()  # marks the exception as retrieved: the future of a request need not be awaited
+            future.exception()  # marks the exception as retrieved: a request's future need not be awaited
         if answered is not None:
             self._loop.call_soon(answered, None, error)
 

@@ -29,7 +29,7 @@ class BufferWatch:
         self._log = log
         self._memory = memory
         self._began: dict[object, float] = {}
-        """The time at which each caller began to wait, oldest first."""
+        """When each waiting caller began to wait, oldest first."""
         self._timer: TimerHandle | None = None
         self._is_closed = False
         self._logged_since: float | None = None

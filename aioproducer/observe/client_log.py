@@ -1,4 +1,4 @@
-"""The log of one producer, which puts its client id before each line and keeps the last warnings."""
+"""One producer's log, which prefixes each line with the client id and keeps the last warnings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecentWarnings:
 
 
 class ClientLog(logging.LoggerAdapter[logging.Logger]):
-    """Puts `[producer client_id]` before each message, as Java does. `of` is the name of the module that logs."""
+    """Prefixes each message with `[producer client_id]`, as Java does. `of` is the name of the module that logs."""
 
     def __init__(self, of: str, client_id: str, recent: RecentWarnings | None = None) -> None:
         super().__init__(logging.getLogger(of))

@@ -31,17 +31,17 @@ class Description:
     """The cluster id, the age of the metadata in seconds, and the last error of a metadata request."""
     brokers: tuple[Mapping[str, Any], ...] = ()
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each topic in use, the number of its partitions, of partitions without a leader, and of partitions with
-    fewer in-sync replicas than replicas."""
+    """For each topic in use, how many partitions it has, how many of them have no leader, and how many have fewer
+    in-sync replicas than replicas."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The producer id and epoch, and the state of the transactions."""
     buffer: Mapping[str, int] = field(default_factory=dict)
-    """The total and available bytes of the buffer, and the numbers of waiting calls, records, and requests in
-    flight."""
+    """The total and available bytes of the buffer, and how many calls are waiting, how many records are buffered or in
+    flight, and how many requests are in flight."""
     oldest_batches: tuple[Mapping[str, Any], ...] = ()
     """The ten batches that have waited the longest for their result."""
     counters: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers of records by outcome, and of requests, retries and errors, since start()."""
+    """Counts since start(): records by outcome, requests, retries, metadata updates and errors."""
     warnings: tuple[Mapping[str, str], ...] = ()
     """The last 50 log lines at WARNING and above, with their time and level, oldest first."""
 

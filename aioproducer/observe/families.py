@@ -194,14 +194,14 @@ FAMILIES = (
     # The buffer
     _gauge(
         "buffer_bytes",
-        "Size of the buffer (buffer_memory) of the producer with the fullest buffer.",
+        "Size of the fullest buffer (buffer_memory).",
         (),
         _of_producer("buffer_total"),
         rank=_free_share,
     ),
     _gauge(
         "buffer_available_bytes",
-        "Free part of the buffer of the producer with the fullest buffer.",
+        "Free space in the fullest buffer.",
         (),
         _of_producer("buffer_available"),
         rank=_free_share,
@@ -260,7 +260,7 @@ FAMILIES = (
     _counter("node_disconnects", "Connections that ended.", ("node",), _by_node("disconnects")),
     _counter(
         "node_throttle_seconds",
-        "Seconds for which quotas made the producer wait.",
+        "Seconds that the producer waited because of quotas.",
         ("node",),
         _by_node("throttle_time"),
     ),

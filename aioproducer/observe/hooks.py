@@ -1,7 +1,7 @@
-"""Hooks: objects that are called for connections, requests, batches and transactions, never for individual records.
+"""Hooks: their methods are called for connections, requests, batches and transactions, never for individual records.
 
 Hooks run in the producer's event loop, in the middle of its work. A hook that raises is switched off, so that it cannot
-harm the records."""
+disrupt sending."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class Hooks:
             setattr(self, event, [(hook, method) for hook, method in found if method is not None])
 
     def tell(self, listeners: list[Any], event: Event) -> None:
-        """Call the methods of one event, such as `on_batch`."""
+        """Call the hooks' methods for one event, such as `on_batch`."""
         # Switching off a hook replaces the list, and leaves this one unchanged.
         for hook, method in listeners:
             try:
@@ -279,7 +279,7 @@ class Hooks:
         base_offset: int,
         error: BaseException | None = None,
     ) -> None:
-        """Report a batch whose records have their results. `base_offset` is -1 if it is not known."""
+        """Report a batch whose records all have a result. `base_offset` is -1 if it is not known."""
         queue = batch.queue
         event = BatchEvent(
             self.client_id,

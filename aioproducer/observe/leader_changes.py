@@ -12,7 +12,7 @@ PERIOD = 10.0
 
 
 class LeaderChanges:
-    """Collects the changes of one metadata snapshot, and logs one line for each kind of change."""
+    """Collects the leader changes in one metadata snapshot, and logs one line for each kind of change."""
 
     def __init__(self, log: ClientLog) -> None:
         self._log = log

@@ -1,7 +1,7 @@
 """The producers in this process, for exporters, and the counters of producers that no longer exist.
 
-An exported counter must not decrease, because Prometheus takes a decrease for a restart. Moreover, the counts of a
-short-lived producer must not be lost before the next scrape. Therefore, the counters of a garbage-collected producer
+An exported counter must not decrease, because Prometheus takes a decrease for a restart. Nor may the
+counts of a short-lived producer be lost before the next scrape. Therefore, the counters of a garbage-collected producer
 are added to the totals for its client id."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detects that other code blocked the event loop while records were waiting for their results."""
+"""Detects when other code has blocked the event loop while records were waiting for their results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LoopWatch:
 
     def _beat(self, last: float) -> None:
         now = self._loop.time()
-        # The loop may have been blocked from any point in the beat. Half a beat, the average, is therefore subtracted.
+        # The block may have begun at any point in the beat, on average in the middle, so half a beat is subtracted.
         blocked = now - last - BEAT / 2
         if blocked >= BLOCKED and now - self._logged_at >= PERIOD:
             self._logged_at = now

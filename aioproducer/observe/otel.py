@@ -62,7 +62,7 @@ class AioproducerInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # it has
 
     `opentelemetry-instrument python app.py` does this without changes to the program.
 
-    Each call to `send`, `send_and_wait` and `try_send` has a span `send {topic}` of the kind PRODUCER. Its parent is
+    Each call to `send`, `send_and_wait` and `try_send` has a span `send {topic}` of kind PRODUCER. Its parent is
     the caller's span, and it ends with the acknowledgement. The configured propagator (W3C by default) adds the span's
     context to the headers of the record. `send_many` and `send_batch` have one span for all records, and no headers. A
     call that the sampler does not record has no span, but its headers carry that decision. Without an SDK, a call has
@@ -123,7 +123,7 @@ class _SendTracer:
             "server.port": port,
         }
         self._of_batch: dict[object, tuple[list[Span], list[Any]]] = {}
-        """The spans that end when a batch ends, and a delivery for each of them, by batch."""
+        """By batch: the spans that end with it, and a delivery for each of these spans."""
         self._of_topic: dict[object, tuple[str, dict[str, Any]]] = {}
         """The span name and attributes for each topic. Without this cache, they would be created for every call, even
         one that is not recorded."""
@@ -166,14 +166,14 @@ class _SendTracer:
             return None
 
     def end_or_wait(self, delivery: Any, span: Span, _: object) -> None:
-        """End the span when the record of the delivery has its result, or immediately if it already has one."""
+        """End the span when the delivery's record has its result, or immediately if it already has one."""
         if delivery.done():
             self._record_ended(span, delivery)
         else:
             delivery.add_done_callback(partial(self._record_ended, span))
 
     def end_with_batch(self, delivery: Any, span: Span) -> None:
-        """End the span when the batch of the delivery ends, without a callback per record."""
+        """End the span when the delivery's batch ends, without a callback per record."""
         found = self._of_batch.get(delivery.batch)
         if found is None:
             found = self._of_batch[delivery.batch] = [], []

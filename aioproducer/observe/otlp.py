@@ -1,4 +1,4 @@
-"""Writes metrics in OpenTelemetry's format: the bytes of a protobuf message MetricsData.
+"""Writes metrics in OpenTelemetry's format: the bytes of a protobuf MetricsData message.
 
 The encoding is written by hand, because only a few message types are needed and the package with the generated classes
 depends on protobuf. The tests compare the bytes with the output of the generated classes."""

@@ -11,11 +11,11 @@ from aioproducer.observe.client_log import ClientLog
 PERIOD = 10.0
 """Seconds between two log lines about the same topic and error."""
 MOST_AT_ONCE = 20
-"""The maximum number of first lines in one period, because an outage may affect thousands of topics."""
+"""The maximum number of first lines in one period; an outage may affect thousands of topics."""
 
 
 class _Kind:
-    """The retries of one topic's batches because of one error."""
+    """The retries that one error causes for one topic's batches."""
 
     __slots__ = ("affected", "began", "is_announced", "logged_at", "retries", "since_line")
 

@@ -190,7 +190,7 @@ class NodeSnapshot(_Numbers):
     connect_failures: int = 0
     disconnects: int = 0
     throttle_time: float = 0.0
-    """Seconds for which the broker's quotas made the producer wait."""
+    """Seconds that the producer waited because of the broker's quotas."""
     throttles: Distribution = field(default_factory=Distribution)
     """Seconds of throttling, one value for each response that requested it."""
     latency: Distribution = field(default_factory=Distribution)
@@ -288,7 +288,7 @@ class MetricsSnapshot(_Numbers):
     time_to_result: Distribution = field(default_factory=Distribution)
     """Seconds from opening a batch to its result, including failures, weighted by its records."""
     buffer_wait: Distribution = field(default_factory=Distribution)
-    """Seconds for which calls to `send` waited for room."""
+    """Seconds that calls to `send` waited for room."""
     metadata_updates: int = 0
     metadata_failures: int = 0
     topics: tuple[TopicSnapshot, ...] = ()

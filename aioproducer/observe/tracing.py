@@ -1,4 +1,4 @@
-"""The interface for a tracer of records. The tracer for OpenTelemetry is in otel.py.
+"""The interface of record tracers. The OpenTelemetry tracer is in otel.py.
 
 Each call that sends records asks the tracer for a span, in the caller's context. Apart from the headers, a call without
 a span is handled as if there were no tracer."""
@@ -28,7 +28,7 @@ class SendSpan(Protocol):
         ...
 
     def watch_rows(self, receipt: Any) -> None:
-        """End the span with the last result of these rows. `receipt` is a Receipt."""
+        """End the span when the last of these rows has its result. `receipt` is a Receipt."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -45,7 +45,7 @@ class SendTracer(Protocol):
         """Return the span of a call that sends one record.
 
         If the call is not recorded, return the headers to send, which carry this decision to the consumers, or None
-        to send the headers of the call.
+        to send the call's own headers.
 
         The arguments are the call's own and have not been checked. `count` is 1.
         """

@@ -15,7 +15,7 @@ class Ping:
     node: Node
     """The broker that answered."""
     seconds: float
-    """Seconds from the request to the answer, including the time to connect."""
+    """Seconds from the request to the response, including the time to connect."""
 
 
 @dataclass(frozen=True, slots=True)

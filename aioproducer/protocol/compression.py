@@ -57,7 +57,7 @@ _ZSTD_DEFAULT = 3
 
 _CODECS = {codec.name.lower(): codec for codec in Codec}
 
-# The throughput of one processor core, as pairs (highest level, KiB per millisecond), for JSON records in batches of
+# The throughput of one processor core, as (highest level, KiB per millisecond) pairs, for JSON records in batches of
 # 64 KiB.
 _PACES: dict[Codec, tuple[tuple[float, int], ...]] = {
     Codec.GZIP: ((3, 512), (6, 24), (math.inf, 8)),
@@ -142,7 +142,7 @@ def bytes_per_millisecond(codec: Codec, level: int | None = None) -> int:
 
 
 _GZIP_CONTAINER = 31
-"""zlib's `wbits` for a window of 32 KiB and the gzip format instead of the zlib format."""
+"""zlib's `wbits` for a 32 KiB window and the gzip format (instead of the zlib format)."""
 _ISAL_HIGHEST = 3
 _ISAL_DEFAULT = 1
 
@@ -178,8 +178,8 @@ def _snappy(data: Bytes) -> bytes:
 
 # lz4 frames whose blocks do not depend on each other, without checksums: Kafka rejects linked blocks
 # (Lz4BlockOutputStream.FLG), and the batch has its own checksum. Each header consists of the magic number, the
-# flags, the maximum block size and the header's checksum. The block size is the smallest for which a single block is
-# enough, otherwise the largest: between blocks, the thread needs the GIL, as with snappy.
+# flags, the maximum block size and the header's checksum. The block size is the smallest for which one block is
+# enough, or else the largest: the thread needs the GIL between blocks, as with snappy.
 _LZ4_HEADERS = {
     1 << 16: bytes.fromhex("04224d18604082"),
     1 << 18: bytes.fromhex("04224d186050fb"),
@@ -192,7 +192,7 @@ _LZ4_STORED = 1 << 31
 LZ4_BLOCK_CHECKSUM = 0x10
 """The flag of a frame in which a checksum follows each block."""
 _LZ4_HIGH = 3
-"""The lowest level of the high-compression mode. Java's default is lz4's fast compressor, as here."""
+"""The lowest level of the high-compression mode. The default is lz4's fast compressor, as in Java."""
 _LZ4_HIGH_BLOCK = 1 << 16
 
 
@@ -218,8 +218,8 @@ def _lz4_fast(data: Bytes) -> bytes:
 
 
 def _lz4_high(data: Bytes, level: int) -> bytes:
-    # cramjam's function for blocks ignores the level, and its frame compressor holds the GIL. Its function for frames
-    # does neither, but links blocks. Therefore each block is taken from a separate frame.
+    # cramjam's compress_block() ignores the level, and its Compressor class holds the GIL. Its compress() does neither,
+    # but links blocks. Therefore each block is taken from a separate frame.
     view = memoryview(data).cast("B")
     parts: list[bytes | memoryview] = [_LZ4_HEADERS[_LZ4_HIGH_BLOCK]]
     for start in range(0, len(view), _LZ4_HIGH_BLOCK):
@@ -228,7 +228,7 @@ def _lz4_high(data: Bytes, level: int) -> bytes:
         end = at + 4 + (int.from_bytes(frame[at : at + 4], "little") & ~_LZ4_STORED)
         checksum = 4 if frame[4] & LZ4_BLOCK_CHECKSUM else 0
         if frame[end + checksum : end + checksum + 4] != _LZ4_END:
-            # cramjam before 2.14 wrote several linked blocks of 8 KiB. Use its frame compressor, which holds the GIL.
+            # cramjam before 2.14 wrote several linked blocks of 8 KiB. Use its Compressor, which holds the GIL.
             packer = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
             packer.compress(bytes(view))
             return bytes(packer.finish())

@@ -1,4 +1,4 @@
-"""Kafka's error codes, named as in its class `Errors`."""
+"""Kafka's error codes, named as in its `Errors` class."""
 
 from __future__ import annotations
 

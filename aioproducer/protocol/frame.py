@@ -43,7 +43,7 @@ def decode_size(prefix: bytes, limit: int) -> int:
         if size <= limit:
             return size  # a prefix with this first byte matches none of the cases below
     if len(prefix) != PREFIX_SIZE:
-        raise ProtocolError(f"a frame starts with {PREFIX_SIZE} bytes of length, not {len(prefix)}")
+        raise ProtocolError(f"a frame starts with a length of {PREFIX_SIZE} bytes, not {len(prefix)}")
     if prefix == b"HTTP":
         raise NotKafkaError(
             "the peer answers in HTTP: this is the port of a web server, not of a Kafka broker", peer="HTTP"

@@ -1,4 +1,4 @@
-"""Messages of the connection set-up: API versions, then SASL."""
+"""Messages for setting up a connection: API versions, then SASL."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class OffsetCommitResponse(Message, api_key=ApiKey.OFFSET_COMMIT, versions=(2, 9
 class OffsetCommitRequest(
     Message, api_key=ApiKey.OFFSET_COMMIT, versions=(2, 9), flexible_from=8, response=OffsetCommitResponse
 ):
-    """Commits offsets of a group outside of transactions. 5: no retention time. 6: leader epochs. 7: static members."""
+    """Commits a group's offsets outside transactions. 5: no retention time. 6: leader epochs. 7: static members."""
 
     class OffsetCommitRequestPartition(Struct):
         partition_index: int = int32()

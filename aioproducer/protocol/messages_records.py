@@ -25,8 +25,8 @@ from aioproducer.protocol.schema import (
 )
 
 MOST_RECORDS = 1_000_000
-"""The maximum number of record errors for a batch. A batch with that many records has at least 7 MB; the default
-limit is 256 KiB."""
+"""The maximum number of record errors for a batch. A batch with that many records is at least 7 MB in size;
+the default limit is 256 KiB."""
 
 
 class ProduceResponse(Message, api_key=ApiKey.PRODUCE, versions=(3, 13), flexible_from=9):

@@ -9,8 +9,8 @@ from aioproducer.protocol.schema import Message, Struct, array, boolean, int16, 
 MOST_GROUPS = 1_000
 """The maximum number of groups in a response. A producer asks for one group at a time."""
 MOST_PRODUCERS = 1_000_000
-"""The maximum number of producers per partition. A broker remembers all producers of the last day, including those
-that wrote only one record."""
+"""The maximum number of producers per partition. A broker remembers every producer that wrote in the last day, even
+if only one record."""
 
 
 class InitProducerIdResponse(Message, api_key=ApiKey.INIT_PRODUCER_ID, versions=(0, 5), flexible_from=2):

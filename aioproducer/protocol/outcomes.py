@@ -50,7 +50,7 @@ class Action(Enum):
         "refresh the metadata and try again, immediately if the broker answered and another leader is known"
     )
     RETRY_SOON = "try again after a few milliseconds, with jitter"
-    HOLD = "send the same bytes again once the earlier batches have ended"
+    HOLD = "send the same bytes again once no earlier batch is pending"
     RENUMBER = "send again under a new epoch"
     NEW_PRODUCER_ID = "send again under a new producer id"
     SPLIT = "send again as two halves"
@@ -75,7 +75,7 @@ class Action(Enum):
 class Condition(Enum):
     """The conditions on which a rule may depend. A rule depends on nothing else."""
 
-    NOT_FIRST = "an earlier batch in the same partition has not ended"
+    NOT_FIRST = "an earlier batch in the same partition is still pending"
     IN_DOUBT = "an earlier attempt may have been persisted"
     DAMAGED = "the bytes of the batch no longer match its checksum"
     SECOND_TIME = "the broker has given this answer to the same bytes before"
@@ -105,10 +105,10 @@ class Failure(Enum):
     NOT_WRITTEN = "not connected: refused, unreachable, or closed before a byte was written"
     CUT = "the connection was lost after bytes were written"
     TIMED_OUT = "no answer within request_timeout_ms"
-    WRONG_CORRELATION_ID = "the answer belongs to another request"
-    MISSING_PARTITION = "the answer does not contain the partition"
-    FOREIGN_PARTITION = "the answer contains a partition that was not in the request"
-    UNDECODABLE = "the answer can't be decoded"
+    WRONG_CORRELATION_ID = "the response belongs to another request"
+    MISSING_PARTITION = "the response does not contain the partition"
+    FOREIGN_PARTITION = "the response contains a partition that was not in the request"
+    UNDECODABLE = "the response can't be decoded"
     NO_COMMON_VERSION = "client and broker have no request version in common"
 
 
@@ -568,7 +568,8 @@ def decide_moment(moment: Moment, conditions: Conditions = ()) -> Row:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the failure that a connection error represents. An unexpected error is CUT: bytes may have been sent."""
+    """Return the failure that a connection error represents. An unexpected error counts as CUT: bytes may have
+    been sent."""
     kinds: tuple[tuple[type[BaseException], Failure], ...] = (
         (UnsupportedVersionError, Failure.NO_COMMON_VERSION),
         (CorrelationError, Failure.WRONG_CORRELATION_ID),

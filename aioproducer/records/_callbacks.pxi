@@ -1,7 +1,7 @@
 # The callbacks of deliveries that have ended. Included by _record_path.pyx.
 #
 # asyncio schedules a call in the loop for each callback of a future. Here, a single call wakes all tasks that await
-# records of one batch.
+# records in the same batch.
 
 cdef extern from "Python.h":
     int PyContext_Enter(object context) except -1
@@ -10,7 +10,7 @@ cdef extern from "Python.h":
 
 @cython.final
 cdef class Callbacks:
-    """Callbacks of deliveries, in the order in which they are called, each in its own context."""
+    """Delivery callbacks in the order in which they are called, each with its own context."""
 
     cdef object loop
     cdef list entries              # (callback, context)
@@ -22,7 +22,8 @@ cdef class Callbacks:
         self.deliveries = []
 
     cdef int take(self, Delivery delivery) except -1:
-        """Take the callbacks of a delivery that has just ended. A Gathering is not callable, and is notified now."""
+        """Take over the callbacks of a delivery that has just ended. A Gathering is not callable, so it is notified
+        now."""
         callbacks = delivery.callbacks
         delivery.callbacks = None
         if callbacks is None:

@@ -118,7 +118,7 @@ cdef class Piece:
     cdef Py_ssize_t length
     cdef int64_t offset
     cdef const uint8_t* validity
-    """A bitmap in which the bit of each row that is not null is set; NULL if no row is null."""
+    """A bitmap with one bit per row, which is set unless the row is null; NULL if no row is null."""
     cdef const char* buffer
     """The offsets, views, fixed-size values or integers of the array."""
     cdef const char* data
@@ -161,7 +161,7 @@ cdef int64_t integer_at(Piece piece, int64_t at) noexcept nogil:
 
 
 cdef inline int bytes_at(Piece piece, int64_t row, const char** data, Py_ssize_t* size) noexcept nogil:
-    """Point `data` to the bytes of a row of an Arrow array; `size` is -1 for null."""
+    """Point `data` at the bytes of a row of an Arrow array; `size` is -1 for null."""
     cdef int64_t at = piece.offset + row
     cdef int32_t start
     if piece.kind == BINARY and piece.validity == NULL:
@@ -215,8 +215,8 @@ cdef int header_range(Piece piece, int64_t row, int64_t* first, int64_t* end) no
 
 
 cdef int reject_nulls(ArrowArray* array, int64_t first, int64_t end, str what, str argument) except -1:
-    """Raise InvalidRecordError if a struct from `first` up to `end` is null, because its fields are read without this
-    check."""
+    """Raise InvalidRecordError if a struct from `first` up to `end` is null, because the code that reads the fields
+    does not check this."""
     cdef const uint8_t* validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 else NULL
     cdef int64_t at
     if validity == NULL or array.null_count == 0:
@@ -371,7 +371,8 @@ cdef Column list_column(list objects):
 
 
 cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object owner, str argument) except -1:
-    """Add an array to the column `argument`, or each field of a record batch to the column with its name."""
+    """Add an array to the column for `argument`, or each field of a record batch to the column with the matching
+    name."""
     cdef int64_t number
     cdef str name
     cdef ArrowSchema* field
@@ -400,7 +401,7 @@ cdef int add_arrays(dict columns, ArrowSchema* schema, ArrowArray* array, object
 
 
 cdef dict columns_of(data, str argument):
-    """Return the columns in one argument of send_many, by the name of the argument that each column stands for."""
+    """Return the columns that one argument of send_many contains, by the argument that each column stands for."""
     cdef dict columns = {}
     cdef ArrowArrayStream* stream
     cdef _Memory memory, schema
@@ -464,7 +465,7 @@ cdef class Rows:
     cdef readonly dict errors
     """The error of each row that is not in the buffer, by row."""
     cdef public bint has_waited_in_vain
-    """True if a row has already waited, without success, for the partition that it names (as `send` does)."""
+    """True if a row has already waited (as `send` does) for a partition that did not appear."""
     cdef readonly list spans
     """The spans in the order of their first rows. The spans of a partition are also in the order of their records."""
     cdef Column values, keys, headers, timestamps, partitions
@@ -575,7 +576,7 @@ cdef class Rows:
                 object_at(self.timestamps, row), headers_at(self.headers, row))
 
     def mark_sent(self, Delivery delivery):
-        """Note that the next row was appended through `send`."""
+        """Mark the next row as appended through `send`."""
         has_ended(delivery)        # moves the delivery to the batch that now contains its record
         delivery.flags = RETRIEVED # the receipt tracks whether the result is retrieved
         if self.times == NULL:
@@ -623,7 +624,7 @@ cdef int note_clock(Rows rows, int64_t now) except -1:
 
 
 cdef inline int note_row(Rows rows, Batch batch, int partition, int index) except -1:
-    """Note that the next row is record `index` of the batch."""
+    """Assign record `index` of the batch to the next row."""
     cdef Span span
     if partition < rows.partition_count and rows.last[partition] != NULL:
         span = <Span>rows.last[partition]
@@ -799,7 +800,7 @@ cdef Pause append_good_rows(RecordPath self, Topic topic, Rows rows, list refusa
 
 
 cdef inline object read_bytes(Piece piece, Py_ssize_t row, str what, const char** data, Py_ssize_t* size):
-    """Point `data` to the bytes of a row; `size` is -1 for null. Return the Python object that keeps them alive, if
+    """Point `data` at the bytes of a row; `size` is -1 for null. Return the Python object that keeps them alive, if
     any."""
     cdef object found
     if piece is None:
@@ -927,7 +928,7 @@ cdef int raise_unknown_partition(Topic topic, int number) except -1:
 
 
 def murmur2_partitions(keys, int partitions):
-    """Return the partition that the default partitioners of Java and `Producer` choose for each key of a column.
+    """Return the partition that the default partitioners of Java and `Producer` choose for each key in a column.
 
     Args:
         keys: a list of bytes or None, or Arrow data, as for `send_many`.
@@ -937,7 +938,7 @@ def murmur2_partitions(keys, int partitions):
         An array("i") with a number for each key; -1 for a null key, whose record may go to any partition.
 
     Raises:
-        InvalidRecordError: the keys have another type, or partitions is less than 1.
+        InvalidRecordError: the keys have the wrong type, or partitions is less than 1.
     """
     cdef Column column
     cdef Piece piece

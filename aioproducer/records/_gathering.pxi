@@ -79,7 +79,7 @@ cdef class Gathering:
 
 
 cdef int note_gathered(Gathering gathering, Delivery delivery) except -1:
-    """Count a delivery that has ended. End the wait if it is the last one, or the first one that failed."""
+    """Count a delivery that has ended. End the wait if it is the last one or the first to fail."""
     cdef bint has_failed = retrieve_outcome(delivery)
     gathering.pending -= 1
     if gathering.waiter is None or gathering.failed is not None:
@@ -94,7 +94,7 @@ cdef int note_gathered(Gathering gathering, Delivery delivery) except -1:
 
 
 cdef inline bint retrieve_outcome(Delivery delivery) except -1:
-    """Note that the result was retrieved. Return whether the record failed or the delivery was cancelled."""
+    """Mark the result as retrieved. Return whether the record failed or the delivery was cancelled."""
     cdef int index
     cdef Batch batch
     if delivery.state == CANCELLED:

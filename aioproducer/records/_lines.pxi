@@ -85,7 +85,7 @@ def split_lines(bytes data not None, bytes delimiter=None, bytes null=None):
     """Split text into lines, and each line into key and value. This releases the GIL.
 
     Args:
-        data: lines that are separated by line feeds. A line feed at the end begins an empty line, as with bytes.split.
+        data: lines that are separated by line feeds. A trailing line feed starts an empty line, as with bytes.split.
         delimiter: the non-empty text between key and value; a line without it has no key.
         null: the text that stands for a null key or value.
 

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # cython: embedsignature=False, freethreading_compatible=True
-"""The compiled part of a record's path: from `send` to the batch, and from the broker's answer back to the delivery.
+"""The compiled part of a record's path: from `send` to the batch, and from the broker's response to the delivery.
 
 Most of this code runs once per record; a few methods, such as freeze, complete and split_into, run once per batch. Most
 other code that runs once per batch or less often is Python (producer.py, accumulator.py, batch.py). The tests compare
@@ -83,7 +83,7 @@ cdef extern from "_portable.h":
     void add_to "aioproducer_add"(int* number, int more) noexcept nogil
     void publish "aioproducer_publish"() noexcept nogil
 
-DEF HEADER = 61                # bytes of a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
+DEF HEADER = 61                # bytes in a batch before its records (DefaultRecordBatch.RECORD_BATCH_OVERHEAD)
 DEF LONGEST_VARINT = 5
 DEF YIELD_AFTER = 1 << 20      # bytes appended in one turn of the loop before `send` lets other tasks run, about 1 ms
 DEF RECORD_COST = 512          # bytes added to each record's size when the record is counted toward YIELD_AFTER
@@ -399,8 +399,8 @@ cdef class Batch:
     """True if the batch should be sent even while it is open: it has lingered (or linger_ms is 0), it was opened for a
     large record, a caller is waiting for it, or Accumulator.hurry_node was called for its node."""
     cdef readonly list parts
-    """The parts of a batch that was split, as (first index, Batch) in ascending order. Each delivery moves to one of
-    them."""
+    """The parts of a batch that was split, as (first index, Batch) pairs in ascending order. Each delivery moves to
+    one of them."""
     cdef public bint was_given_up_on_request
     """True if the user asked for the failure, for example by calling abort_transaction(). Such a failure is not
     reported as unretrieved."""
@@ -498,12 +498,12 @@ cdef class Batch:
             release_views(views, &key_view, &value_view)
 
     def delivery(self, int index=0, timestamp=None):
-        """Return a new delivery of the record at `index`. By default, it has the timestamp of the batch's first
+        """Return a new delivery for the record at `index`. By default, it has the timestamp of the batch's first
         record."""
         return new_delivery(self, index, self.base_timestamp if timestamp is None else timestamp)
 
     def another(self, Delivery delivery):
-        """Return a second delivery of the same record, which is not affected if the first one is cancelled."""
+        """Return a second delivery for the same record, which is not affected if the first one is cancelled."""
         cdef Delivery second = new_delivery(self, delivery.index, delivery.timestamp)
         second.flags = SECOND
         return second
@@ -513,7 +513,7 @@ cdef class Batch:
         add_to(&self.unretrieved, count)
 
     def mark_retrieved(self, int index):
-        """Note that the error of this record was retrieved."""
+        """Mark this record's error as retrieved."""
         if self.retrieved is not None:
             self.retrieved.add(index)
 
@@ -604,7 +604,7 @@ cdef class Batch:
         copy_records(self, parent.buffer, [first <= index < end and index not in errors for index in indexes])
 
     def split_into(self, parts):
-        """Move the records to other batches, [(first index, batch)]. Each delivery follows its record."""
+        """Move the records to other batches, given as [(first index, batch)]. Each delivery follows its record."""
         cdef Delivery delivery
         cdef list waiters = self.waiters
         cdef list kept = list(parts)
@@ -805,7 +805,7 @@ cdef enum:
 @cython.no_gc
 @cython.freelist(1024)
 cdef class Delivery:
-    """The future of one record: `await` it for the RecordMetadata, or use it wherever asyncio accepts a future.
+    """The future for one record: `await` it for the RecordMetadata, or use it wherever asyncio accepts a future.
 
     Cancelling a delivery, or a task that awaits it, does not stop the record from being sent. As with any
     asyncio.Future, the delivery is then cancelled for every task that awaits it; if there are several, await
@@ -933,7 +933,7 @@ cdef class Delivery:
 
 
 cdef inline Batch ended_batch(Delivery self, int* index):
-    """Do the same as `batch_of`, but raise an error if the delivery has no result or is cancelled."""
+    """Like `batch_of`, but raise an error if the delivery has no result or is cancelled."""
     if self.state == CANCELLED:
         raise self._make_cancelled_error()
     if not has_ended(self):
@@ -1066,7 +1066,7 @@ cdef inline object error_of(Delivery delivery, Batch batch, int index):
 
 
 cdef object retrieve(Delivery delivery, Batch batch, int index):
-    """Note that the result was retrieved. Return the error of the record, or None."""
+    """Mark the result as retrieved. Return the record's error, or None."""
     cdef bint is_second = delivery.flags == SECOND
     delivery.flags = RETRIEVED
     if batch.record_errors is not None:
@@ -1220,7 +1220,7 @@ cdef class RecordPath:
     cdef UserSerializer of_key
     cdef object interceptors       # records.interceptors.Interceptors, or None
     cdef list on_send              # their methods, or None
-    cdef bint want_results         # at least one interceptor has a method on_acknowledgement
+    cdef bint want_results         # at least one interceptor has an on_acknowledgement method
     cdef object metadata
 
     def __cinit__(self, *args, **settings):
@@ -1297,7 +1297,7 @@ cdef class RecordPath:
             key_serializer, value_serializer: the serializers for this record; None for the producer's.
 
         Returns:
-            The Delivery, a future of the RecordMetadata.
+            The Delivery, a future whose result is the RecordMetadata.
 
         Raises:
             InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.
@@ -1342,7 +1342,7 @@ cdef class RecordPath:
         """
         if self._tracer is not None:
             span = self._tracer.begin(topic, value, key, headers, 1)
-            if type(span) is list:     # the call is not recorded, and its headers say so
+            if type(span) is list:     # the call is not recorded; these headers say so
                 headers = span
             elif span is not None:
                 sent = self._send_traced(
@@ -1401,7 +1401,7 @@ cdef class RecordPath:
             await _YieldOnce.__new__(_YieldOnce)
 
     def _count_rejected(self, topic, error):
-        """Note that a record was rejected with an error. Producer overrides this to count the record."""
+        """Called when a record is rejected with an error. Producer overrides this to count the record."""
 
     def _serialization(self, UserSerializer of_value, UserSerializer of_key, str topic, value, key, headers):
         """Return a new Serialization for a record that could not be appended immediately."""
@@ -1537,7 +1537,7 @@ cdef inline int check_may_append(RecordPath self) except -1:
 
 
 cdef inline bint may_append_here(RecordPath self) noexcept:
-    """Return whether records may be appended, in this process."""
+    """Return whether records may be appended in this process."""
     return self.is_running and self._gate.is_open and self.generation == _generation
 
 
@@ -1905,9 +1905,9 @@ cdef enum CallState:
 cdef class SendCall:
     """The coroutine that `send` and `send_and_wait` return.
 
-    A Cython coroutine needs four objects for each call, which take a sixth of the CPU time of a small record. A
-    SendCall is a single object. It appends the record itself if that can be done without waiting, and otherwise runs
-    another coroutine."""
+    A Cython coroutine needs four objects for each call, which account for a sixth of the CPU time for a small
+    record. A SendCall is a single object. It appends the record itself if that can be done without waiting, and
+    otherwise runs another coroutine."""
 
     cdef RecordPath path
     cdef object topic, value, key, partition, timestamp_ms, headers, timeout, key_serializer, value_serializer
@@ -2078,7 +2078,7 @@ cdef int begin(SendCall self, PyObject** result) except -1:
     headers, span = self.headers, None
     if path._tracer is not None:
         span = path._tracer.begin(self.topic, self.value, self.key, headers, 1)
-        if type(span) is list:     # the call is not recorded, and its headers say so
+        if type(span) is list:     # the call is not recorded; these headers say so
             headers, span = span, None
     if span is None:
         sent = send_now(path, self.topic, self.value, self.key, self.partition, self.timestamp_ms, headers,
@@ -2106,7 +2106,7 @@ cdef int begin(SendCall self, PyObject** result) except -1:
 
 
 cdef inline int hurry(RecordPath path, Delivery delivery) except -1:
-    """Let the batch of a record be sent without lingering. If nothing else is buffered or in flight, send it
+    """Let a record's batch be sent without lingering. If nothing else is buffered or in flight, send it
     immediately."""
     cdef Batch batch = delivery.batch
     if not batch.is_due:

@@ -1,6 +1,6 @@
 # The user's serializers and interceptors on a record's path. Part of _record_path.pyx, which includes this file.
 #
-#     UserSerializer         one serializer and the way to call it, as determined by serializers.py
+#     UserSerializer         one serializer, and how to call it, as determined by serializers.py
 #     SerializationContext   the second argument of a serializer
 #     Serialization          the serializers of one record: the value's, then the key's
 #     Waiting                an async serializer's result that must still be awaited
@@ -72,8 +72,8 @@ cdef class UserSerializer:
         raise NotImplementedError
 
     def settle(self, topic, result):
-        """Return a result other than bytes if it can be sent, or a Waiting if it must be awaited. Otherwise raise
-        SerializationError."""
+        """Settle a result that is not bytes: return what can be sent, or a Waiting if it must be awaited. Otherwise
+        raise SerializationError."""
         raise NotImplementedError
 
     def checked(self, topic, result):
@@ -215,7 +215,7 @@ cdef int new_context(Serialization self, UserSerializer serializer) except -1:
 
 
 cdef object call_interceptors(interceptors, list methods, record):
-    """Pass a record through the on_send `methods` of the interceptors, and return the resulting record."""
+    """Pass a record through the interceptors' on_send `methods`, and return the resulting record."""
     for method in methods:
         try:
             result = method(record)
@@ -232,5 +232,5 @@ cdef object call_interceptors(interceptors, list methods, record):
 
 
 def intercepted(interceptors, list methods not None, record not None):
-    """Pass a record through the on_send `methods` of the interceptors, and return the resulting record."""
+    """Pass a record through the interceptors' on_send `methods`, and return the resulting record."""
     return call_interceptors(interceptors, methods, record)

@@ -2,7 +2,7 @@
 occupy.
 
 The user's task appends records through the compiled path, which calls open_batch() for each new batch; the sender
-drains the batches. This module does not touch sockets. Nothing interleaves between two awaits. Callers waiting for
+drains the batches. This module does not touch sockets. No other task runs between two awaits. Callers waiting for
 memory are served in order of arrival."""
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class Accumulator:
     def take(self, queue: PartitionQueue) -> bool:
         """Remove the first batch for a partition, to be sent now. Return whether the batch behind it is also due.
 
-        If so, move the partition behind the others of its node.
+        If so, move the partition behind the node's other partitions.
         """
         group = self._ready[queue.node_id]
         _remove(queue, queue.batches[0])
@@ -326,7 +326,7 @@ class Accumulator:
         return False
 
     def serve_last(self, nodes: Iterable[int]) -> None:
-        """Move these nodes behind the others, so that the next pass begins with the others."""
+        """Move these nodes to the end, so that the next pass begins with the others."""
         for node_id in nodes:
             if node_id in self._ready:
                 self._ready[node_id] = self._ready.pop(node_id)
@@ -437,7 +437,8 @@ class Accumulator:
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Return an ended batch's memory, and serve waiting callers. This alone does not wake the sender."""
+        """Return the memory of a batch that has ended, and serve waiting callers. This alone does not wake the
+        sender."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())

@@ -1,7 +1,7 @@
-"""The accumulator's lock: decides whose record is appended next while the buffer memory is used up.
+"""The accumulator's lock: decides whose record is appended next when the buffer memory is exhausted.
 
 If no caller is waiting and there is room, the compiled path appends at once. Otherwise, callers wait until memory is
-returned, and are served in order of arrival. The compiled path need not acquire a lock, because nothing interleaves
+returned, and are served in order of arrival. The compiled path need not acquire a lock, because no other task runs
 between two awaits; it only reads the number of waiting callers.
 
 An asyncio.Lock would be too slow, because it wakes one caller at a time. Each caller would append its record and wait
@@ -42,8 +42,8 @@ class AppendLock:
             loop: the producer's event loop.
             memory: the memory that callers wait for.
             wake: the sender's event.
-            log: the log.
-            waits: a histogram of the lengths of the waits, in seconds.
+            log: the producer's log.
+            waits: a histogram of wait times, in seconds.
         """
         self._waits = waits
         self._watch = BufferWatch(loop, log, memory)

@@ -74,8 +74,8 @@ class ProducerBatch(Batch):
     ) -> None:
         Batch.__init__(self, queue, loop, capacity, limit)  # super() would take longer
         self.order = order
-        """The position among all batches for the partition: the number that the batch received when it was opened, and
-        the index of its first record in the batch that was split (0 if this batch is not part of a split one)."""
+        """The position among all batches for the partition: the number that the batch received when it was opened,
+        and, if the batch is part of one that was split, the index of its first record there (otherwise 0)."""
         self.created = created
         self.deadline = deadline
         self.keeps_records = False
@@ -205,7 +205,7 @@ class ProducerBatch(Batch):
         return Outcome.UNKNOWN if self.maybe_persisted or self.doubted_in else Outcome.NOT_PERSISTED
 
     def doubt(self, topic_id: int) -> None:
-        """Note that an attempt may have appended the records to the log of this topic."""
+        """Remember that an attempt may have appended the records to this topic's log."""
         self.maybe_persisted = True
         self.doubted_in |= {topic_id}
 
@@ -415,7 +415,8 @@ class BatchBuilder:
                 key, value = self._serialize(key, value)
             if not batch.try_append(value, key, timestamp, headers or None):
                 raise RecordTooLargeError(
-                    f"the batch exceeds max_request_size of {limit} bytes after the interceptors' changes",
+                    f"the batch exceeds the limit of {limit} bytes (max_request_size, or buffer_memory if that is "
+                    "smaller) after the interceptors' changes",
                     size=batch.size,
                     limit=limit,
                 )

@@ -135,7 +135,7 @@ class BatchCompressor:
             job.add_done_callback(self._job_ended)
 
     def _work(self) -> None:
-        """Compress waiting batches until there are none. Runs in a thread."""
+        """Compress waiting batches until none are left. Runs in a thread."""
         unreported = 0
         while self._waiting:
             try:

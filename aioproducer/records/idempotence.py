@@ -2,7 +2,7 @@
 nothing.
 
 (producer id, epoch, topic id, partition, first sequence) permanently names one byte string. A broker that knows the
-name answers "success" without looking at the bytes: a name used twice is a silent loss."""
+name answers "success" without looking at the bytes: using a name twice means silent data loss."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Idempotence:
         return found
 
     def _replace(self, old: tuple[UUID, int], new: tuple[UUID, int]) -> None:
-        """Note that a topic was re-created, and forget replaced topics whose epoch is no longer in use."""
+        """Record that a topic was re-created, and forget replaced topics whose epoch is no longer in use."""
         self._replaced.discard(new)
         self._replaced.add(old)
         for topic_id, partition in list(self._replaced):

@@ -74,7 +74,7 @@ class Lingers:
         return min(times, default=None)
 
     def _rest_ends(self) -> float:
-        """Return the loop time before which no batch of `_lingering` is due."""
+        """Return the loop time before which no batch in `_lingering` is due."""
         return self._rests_until if len(self._lingering) > self._many else 0.0
 
     def _choose_who_rests(self, ended: list[PartitionQueue]) -> None:

@@ -18,7 +18,7 @@ COMPILED_PATH_CHOOSES = -1
 
 
 class PartitionChoice:
-    """Chooses partitions according to the setting `partitioner`."""
+    """Chooses partitions according to the `partitioner` setting."""
 
     def __init__(self, config: ProducerConfig, random: Random) -> None:
         kind, self._function = make_partitioner(config.partitioner, random)

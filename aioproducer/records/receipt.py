@@ -43,7 +43,7 @@ class Receipt:
         """The rows of each partition, in the order of their records."""
         self._is_seen = False
         self.waits: list[FlushWait] = []
-        """The current waits for all rows; the timeout of the `send_many` call ends them."""
+        """Unfinished waits for all rows; the `send_many` call's timeout ends them."""
 
     def __len__(self) -> int:
         """Return the number of rows in the call."""
@@ -171,7 +171,7 @@ class Receipt:
 
     def _checked(self, row: int) -> int:
         if not 0 <= row < len(self):
-            raise IndexError(f"row {row} does not exist; the number of rows is {len(self)}")
+            raise IndexError(f"row {row} does not exist; the call has {counted(len(self), 'row')}")
         return row
 
     def _rows_of(self, partition: int) -> memoryview:
@@ -181,7 +181,7 @@ class Receipt:
         return rows
 
     def _leaves(self) -> Iterator[tuple[Batch, int, int, int]]:
-        """Yield (batch, index of the first record, number of rows, number of earlier rows of the partition) for each
+        """Yield (batch, index of the first record, number of rows, number of earlier rows in the partition) for each
         batch. If a batch was split, yield its parts instead."""
         ranks: dict[int, int] = {}
         for span in self._rows.spans:

@@ -28,16 +28,16 @@ Tried = TypeVar("Tried", covariant=True)
 if TYPE_CHECKING:
 
     def with_types_of(call: Call) -> Callable[[Callable[..., Any]], Call]:
-        """Return a decorator that gives the declaration of a method the types of `call`.
+        """Return a decorator that gives a method's declaration the types of `call`.
 
         The declaration must annotate `self`. Otherwise, mypy 2.4 does not infer the types of the producer once it has
         read the declaration from its cache, because the cache does not contain the decorator.
         """
         ...
 
-    # These are functions, not methods of SendCalls: pyright gives a method that is read from a generic class the
-    # default types of K and V. They have the docstrings of Producer because pyright shows the docstring that belongs to
-    # the types.
+    # These are functions, not methods of SendCalls: for a method that is accessed on a generic class, pyright
+    # uses the default types of K and V. They have Producer's docstrings because pyright shows the docstring that comes
+    # with the types.
 
     @overload
     def send(
@@ -112,7 +112,7 @@ if TYPE_CHECKING:
             key_serializer, value_serializer: the serializers for this record; None for the producer's.
 
         Returns:
-            The Delivery, a future of the RecordMetadata.
+            The Delivery, a future whose result is the RecordMetadata.
 
         Raises:
             InvalidRecordError, InvalidTopicError, RecordTooLargeError, SerializationError: the record is invalid.

@@ -79,7 +79,7 @@ class BoundSerializer(UserSerializer):
         )
 
     def settle(self, topic: str, result: Any) -> Any:
-        """Return a result other than bytes if it can be sent, or a Waiting if it must be awaited.
+        """Settle a result that is not bytes: return what can be sent, or a Waiting if it must be awaited.
 
         A coroutine is started at once. If it does not have to wait, for example because its schema is cached, it
         finishes here.
@@ -220,7 +220,7 @@ class Serializers:
             is_hashable = False
         if not callable(serializer) and not callable(getattr(serializer, "serialize", None)):
             raise InvalidRecordError(
-                f"the {field}_serializer must be callable or have a method serialize(topic, value, headers), not "
+                f"the {field}_serializer must be callable or have a serialize(topic, value, headers) method, not "
                 f"{type(serializer).__name__}",
                 argument=f"{field}_serializer",
             )

@@ -28,8 +28,8 @@ class Unretrieved:
         self._will_log = False
         self._is_closed = False
         self._logged_late: set[tuple[str, str]] = set()
-        """The (topic, error name) pairs that were logged after the loop had stopped. Later failures of a pair are only
-        counted."""
+        """The (topic, error name) pairs that were logged after the loop had stopped. Later failures with the same
+        pair are only counted."""
         # The lock is reentrant, since a garbage collection may call add() while the lock is held.
         self._lock = threading.RLock()
 

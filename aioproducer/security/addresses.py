@@ -18,13 +18,13 @@ ResolvedAddressFilter: TypeAlias = Callable[[str, str, int], bool]
 _MOST_SHOWN = 80
 
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
-"""The prefixes of NAT64 (RFC 6052, RFC 8215). The last 32 bits are an IPv4 address, except behind gateways whose
-prefix, within the second one, is shorter than 96 bits."""
+"""The NAT64 prefixes (RFC 6052, RFC 8215). The last 32 bits are an IPv4 address, unless a gateway uses a prefix within
+the second one that is shorter than 96 bits."""
 _CREDENTIAL_SERVERS = frozenset(
     {IPv6Address("fd00:ec2::254"), IPv6Address("fd00:ec2::23"), IPv6Address("fd20:ce::254")}
 )
-"""Servers that hand out a machine's credentials at an IPv6 address that is not link-local: the metadata server and the
-EKS Pod Identity Agent of AWS, and the metadata server of Google Cloud."""
+"""Servers that hand out a machine's credentials at IPv6 addresses that are not link-local: AWS's metadata server and
+EKS Pod Identity Agent, and Google Cloud's metadata server."""
 
 
 def as_address(value: object) -> tuple[str, int] | None:
@@ -38,7 +38,7 @@ def as_address(value: object) -> tuple[str, int] | None:
 
 
 def described(value: object) -> str:
-    """Describe the result of a user's function for an error text. If it is a coroutine, close it."""
+    """Describe the result of a user's function for an error message. If it is a coroutine, close it."""
     if inspect.iscoroutine(value):
         value.close()  # it will never be awaited
         return "a coroutine (use a plain function, not an async one)"
@@ -48,7 +48,7 @@ def described(value: object) -> str:
 
 
 def refusal(ask: ResolvedAddressFilter | None, host: str, address: str, port: int) -> str | None:
-    """Return the reason why the client must not connect to this IP address of `host`; None if it may."""
+    """Return why the client must not connect to `host` at this IP address; None if it may."""
     if ask is None:
         if is_link_local(address):
             return f"{address} is a link-local address; to allow it, set resolved_address_filter"
@@ -88,7 +88,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
-    """Return the address without its scope; None if it is not an IP address, which a custom resolver may return."""
+    """Return the address without its scope; None if a custom resolver returned something other than an IP address."""
     try:
         return ip_address(address.partition("%")[0])
     except ValueError:

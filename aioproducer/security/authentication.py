@@ -43,7 +43,7 @@ LONGEST_SESSION = 365 * 86400.0
 """The longest session in seconds. A longer session is cut to this length, so that the clock cannot overflow."""
 
 SHORTEST_SESSION = 1.05
-"""The minimum number of seconds between two authentications of a connection. Kafka rejects an earlier re-authentication
+"""The minimum number of seconds between authentications on a connection. Kafka rejects an earlier re-authentication
 (KafkaChannel)."""
 
 Ask: TypeAlias = Callable[[Message, int], Awaitable[Message]]
@@ -53,14 +53,14 @@ Step: TypeAlias = Callable[[bytes | None], Awaitable[bytes | None]]
 
 
 class Authentication:
-    """The authentication of one connection. The broker may limit the session; otherwise the session never ends."""
+    """SASL authentication for one connection. If the broker does not limit the session, it never ends."""
 
     def __init__(self, login: Login, who: object, *, host: str, timeout: float, renew_at: float) -> None:
         """Store the arguments; credentials are requested later.
 
         Args:
             login: the source of the credentials.
-            who: the connection, for error texts.
+            who: the connection, for error messages.
             host: the broker's name.
             timeout: the time limit in seconds for getting the credentials, and for each slow step of a mechanism.
             renew_at: the fraction of a session's lifetime after which to re-authenticate.
@@ -132,7 +132,7 @@ class Authentication:
         """Wait until it is time to re-authenticate, and return a mechanism with credentials.
 
         The credentials are requested before the first SASL message, so that records can be sent in the meantime. A
-        failure is retried until the session ends.
+        failed request is retried until the session ends.
 
         Raises:
             KafkaError: the session has ended, and there are no credentials.
@@ -147,7 +147,7 @@ class Authentication:
                 left = self._ends_at - self._loop.time()
                 if left <= 0:
                     raise
-                self._log.warning("%s; the session of %s lasts another %.3g s", error, self._who, left)
+                self._log.warning("%s; the session with %s lasts another %.3g s", error, self._who, left)
                 when = self._loop.time() + max(left / 2, SHORTEST_SESSION)
 
 
@@ -162,7 +162,7 @@ async def authenticate(
         step: runs a step of the mechanism.
         mechanism: a new mechanism, which has not run any step yet.
         versions: the versions that the broker supports.
-        who: the connection, for error texts.
+        who: the connection, for error messages.
 
     Returns:
         The length of the session in seconds, counted from the last response (KIP-368); None if the session does not

@@ -1,6 +1,6 @@
-"""Finds out whether a file of certificates has changed since it was read.
+"""Finds out whether a certificate file or directory has changed since it was read.
 
-The modules tls and token_providers call `stamp` before each connection, in a thread."""
+The tls and token_providers modules call `stamp` before each connection, in a thread."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GSSAPI (RFC 4752) with Kerberos: a state machine like those in `sasl`, based on the system's Kerberos library.
 
-This module needs the extra aioproducer[gssapi]. Each step runs in a thread, because it may contact the key distribution
+This module needs the aioproducer[gssapi] extra. Each step runs in a thread, because it may contact the key distribution
 centre."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Gssapi:
             name = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal)
         if self._keytab is None:
             return gssapi.Credentials(name=name, usage="initiate")
-        # Each combination of principal and keytab has its own cache, so that different ones never share tickets.
+        # Each combination of principal and keytab has its own cache, so that no two combinations share tickets.
         cache = f"MEMORY:aioproducer {self._principal} {self._keytab}"
         store = {"client_keytab": self._keytab, "ccache": cache}
         return gssapi.Credentials(name=name, usage="initiate", store=store)

@@ -44,13 +44,13 @@ class Login:
 
         Args:
             config: the ssl_* and sasl_* settings.
-            random: the source of jitter for the times at which tokens are renewed.
+            random: the source of jitter for token renewal times.
             clock: returns the seconds since 1970, to be compared with the expiry of a token.
             make_nonce: returns a nonce for SCRAM, which must be unpredictable.
         """
         self._config = config
         self.log = config.log
-        """A function that returns the log of a module."""
+        """A function that returns a module's log."""
         self._random = random or Random()
         self._clock = clock
         self._make_nonce = make_nonce
@@ -106,7 +106,7 @@ class Login:
         return await self._computing.call(mechanism.step, challenge)
 
     def forget_token(self) -> None:
-        """Note that a broker rejected our credentials: the next authentication requests a new token."""
+        """Forget the token, because a broker rejected our credentials; the next authentication requests a new one."""
         self._token = None
 
     async def _ask(self, setting: str, function: Callable[[], Any]) -> Any:
@@ -153,7 +153,7 @@ class Login:
             return token
 
     def _youth(self, token: OAuthToken) -> float:
-        """Return the number of seconds for which a token is reused, as in Java's ExpiringCredentialRefreshingLogin.
+        """Return how long a token is reused, in seconds, as in Java's ExpiringCredentialRefreshingLogin.
 
         The result is 0 if the lifetime is unknown; each authentication then requests a new token.
         """

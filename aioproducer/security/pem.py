@@ -1,6 +1,6 @@
 """Prepares PEM text for OpenSSL, and finds out what is wrong with PEM text that OpenSSL cannot use.
 
-The module tls calls these functions. They open no files, and their messages quote nothing from the PEM text."""
+The tls module calls these functions. They open no files, and their messages quote nothing from the PEM text."""
 
 from __future__ import annotations
 

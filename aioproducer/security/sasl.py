@@ -43,7 +43,7 @@ class Mechanism(Protocol):
     """Whether the next step must run in a thread, because it takes a long time to compute or uses the network."""
 
     def step(self, challenge: bytes | None) -> bytes | None:
-        """Answer the broker's challenge, which is None in the first step. Return None if no answer is needed.
+        """Return the reply to the broker's challenge (None in the first step), or None if no reply is needed.
 
         Raises:
             AuthenticationError: the broker does not authenticate itself, or its challenge is invalid.
@@ -231,7 +231,7 @@ class OAuthBearer(_Machine):
         return text.replace(self._token.reveal(), "<hidden>")
 
     def _answered(self, challenge: bytes) -> bytes | None:
-        """Read the broker's answer, which is empty on success. Otherwise, it contains the reason for the failure, and
+        """Read the broker's reply, which is empty on success. Otherwise, it contains the reason for the failure, and
         the broker expects one more message before it rejects the client."""
         if not challenge:
             return None
@@ -292,7 +292,7 @@ class OAuthToken:
 
         Args:
             returned: an OAuthToken, a str (if it is a JWT, its lifetime is read), or a tuple (str, expiry in seconds
-                since 1970, principal, extensions) whose last items may be omitted.
+                since 1970, principal, extensions) whose last two items may be omitted.
             now: seconds since 1970.
 
         Raises:

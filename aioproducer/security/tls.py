@@ -52,7 +52,7 @@ _HINTS = {
         "the context"
     ),
 }
-"""Explanations of failed handshakes, by the last part of OpenSSL's reason."""
+"""Explanations of failed handshakes, keyed by the end of OpenSSL's reason."""
 
 
 class TlsContext:
@@ -161,7 +161,7 @@ def _load_trusted(context: ssl.SSLContext, config: ProducerConfig) -> None:
     if text is not None:
         with _explained("ssl_truststore_certificates", "the text"):
             try:
-                # Only the text around the PEM blocks may contain characters other than ASCII.
+                # Only the text around the PEM blocks may contain non-ASCII characters.
                 context.load_verify_locations(cadata=in_lines(text).encode("ascii", "replace").decode())
             except ssl.SSLError:
                 raise ValueError(trusted_problem(text.encode(), CERTIFICATE)) from None
@@ -226,7 +226,7 @@ def _load_own(context: ssl.SSLContext, config: ProducerConfig) -> None:
 
 
 def _source(setting: str, text: str | Secret | None, path_setting: str, path: str | None) -> PemSource:
-    """Return the given text as a PemSource; if it is None, return the file, which has not been read yet."""
+    """Return a PemSource for the text, or, if it is None, for the file, which is read later."""
     if text is not None:
         return PemSource(setting, "the text", text if isinstance(text, Secret) else Secret(text))
     assert path is not None  # settings/security.py rejects a key without a certificate, and vice versa
@@ -375,7 +375,7 @@ def _explained(setting: str, source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_problem(path: str, what: str) -> Iterator[None]:
-    """Describe the problem with a file of certificates or revocation lists, because OpenSSL does not describe it."""
+    """Describe what is wrong with a certificate or revocation list file, because OpenSSL does not."""
     try:
         yield
     except ssl.SSLError:
@@ -439,7 +439,7 @@ _CERTIFICATE_HINTS = {
     62: _OTHER_NAME,
     64: _OTHER_NAME,
 }
-"""Advice about rejected certificates, by OpenSSL's code (X509_V_ERR_... in x509_vfy.h)."""
+"""Advice about rejected certificates, keyed by OpenSSL's code (X509_V_ERR_... in x509_vfy.h)."""
 
 
 def handshake_error(who: object, error: ssl.SSLError) -> TlsError:

@@ -1,7 +1,7 @@
 """Token providers for OAUTHBEARER: a token endpoint (OIDC), Amazon MSK, Google Cloud, Azure, and fixed tokens.
 
-An instance is passed as `sasl_oauth_token_provider`. The libraries that a provider needs are installed by an extra of
-this package, and imported when the first token is requested."""
+An instance is passed as `sasl_oauth_token_provider`. An extra of this package installs the libraries that a
+provider needs; they are imported when the first token is requested."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ class OidcTokenProvider:
 
 
 class _Trust:
-    """The TLS context for a token endpoint. Before each request, it rereads the file of trusted certificates if the
-    file has changed."""
+    """The TLS context for a token endpoint. Before each request, it rereads the trusted certificates if their file
+    has changed."""
 
     def __init__(self, authorities: str | None) -> None:
         """Store the argument; a file is opened later."""
@@ -322,14 +322,14 @@ class MskIamTokenProvider:
         return self._token(*signer.generate_auth_token(self._region))
 
     def _assumed_role(self) -> Any:
-        """Return the credentials of the role. Amazon's signer does not let you choose the region or the external id."""
+        """Return a provider of the role's credentials. Amazon's signer accepts no STS region and no external id."""
         from botocore.credentials import CredentialProvider, Credentials
         from botocore.session import Session
 
         arn, session_name, external_id = self._role
         client = Session(profile=self._profile).create_client("sts", region_name=self._sts_region)
         external = {} if external_id is None else {"ExternalId": external_id}
-        # No local variable contains the answer, because a traceback may show it.
+        # No local variable contains the response, because a traceback may show it.
         key_id, key, token = map(
             Secret,
             itemgetter("AccessKeyId", "SecretAccessKey", "SessionToken")(
@@ -416,7 +416,7 @@ class GcpTokenProvider:
         account = self._account or next((name for name in found if name and name != "default"), None)
         if account is None:
             raise AuthenticationError(
-                f"OAUTHBEARER: {type(credentials).__name__} of google-auth has no account; pass "
+                f"OAUTHBEARER: google-auth's {type(credentials).__name__} has no account; pass "
                 "sasl_oauth_token_provider=GcpTokenProvider(account='name@project.iam.gserviceaccount.com')"
             )
         return str(account)
@@ -439,7 +439,7 @@ class AzureTokenProvider:
         Args:
             scope: the scope of the token; for Event Hubs "https://NAMESPACE.servicebus.windows.net/.default".
             credential: an object with azure-identity's `get_token(scope)`; by default `DefaultAzureCredential()`, which
-                reads AZURE_CLIENT_ID and other variables, or asks the managed identity.
+                reads AZURE_CLIENT_ID and other variables, or uses the managed identity.
         """
         self._scope = scope
         self._credential = credential

@@ -1,4 +1,4 @@
-"""Sends many records at once: columns (`send_many`) and batches that are built by hand (`send_batch`)."""
+"""Sends many records at once, as columns (`send_many`) or in batches built by hand (`send_batch`)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Bulk(RecordPath):
         Args:
             batch: a batch from `create_batch`. A batch can be sent only once.
             topic: the name of the topic.
-            partition: the number of the partition.
+            partition: the partition number.
             timeout: seconds for all records in the batch, including the wait for room; None for delivery_timeout_ms.
 
         Raises:
@@ -200,7 +200,10 @@ class Bulk(RecordPath):
         if size > min(self._config.max_request_size, self._config.buffer_memory):
             limit = min(self._config.max_request_size, self._config.buffer_memory)
             raise RecordTooLargeError(
-                f"a batch of {size} bytes exceeds max_request_size of {limit} bytes", size=size, limit=limit
+                f"a batch of {size} bytes exceeds the limit of {limit} bytes (max_request_size, or buffer_memory if "
+                "that is smaller)",
+                size=size,
+                limit=limit,
             )
         began = self._loop.time()
         end, bound = self._end_of_wait(end_of(timeout, began))
@@ -255,14 +258,14 @@ class Bulk(RecordPath):
             timeout: seconds for all rows, including the wait for room; None for max_block_ms and delivery_timeout_ms.
 
         Returns:
-            The Receipt: await it for the acknowledgements. The receipt contains the errors of rows that cannot be
-            sent, and of rows for which there was no room within max_block_ms or `timeout`. The other rows are sent.
+            The Receipt: await it for the acknowledgements. The receipt contains an error for each row that
+            cannot be sent or for which there was no room within max_block_ms or `timeout`. The other rows are sent.
 
         Raises:
             InvalidRecordError: the columns are malformed, or differ in length.
             Others: see `send`. If send_many() raises, no row is sent.
 
-        If the call is cancelled, only the rows that are already in the buffer are sent: the first ones.
+        If the call is cancelled, only the rows that are already in the buffer (the first ones) are sent.
         """
         with self._rejections.of(topic):
             return await self._send_many(topic, values, keys, headers, timestamps, partitions, timeout)
@@ -396,12 +399,12 @@ class Bulk(RecordPath):
             )
 
     def _end_of_wait(self, deadline: float) -> tuple[float, str]:
-        """Return the loop time at which a call that begins now must stop waiting, and the name of that limit:
-        max_block_ms, unless `deadline` (set by the call's timeout) is earlier."""
+        """Return the loop time at which a call that begins now must stop waiting, and the limit that applies, as text:
+        max_block_ms, or the call's timeout if its `deadline` is earlier."""
         end = self._loop.time() + self._config.max_block
         return (deadline, "the call's timeout") if deadline < end else (end, "max_block_ms")
 
 
 def end_of(timeout: float | None, began: float) -> float:
-    """Return the loop time at which a timeout in seconds ends; infinity if it is None."""
+    """Return the loop time at which a timeout (in seconds) expires; infinity if it is None."""
     return math.inf if timeout is None else began + timeout

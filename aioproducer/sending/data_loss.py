@@ -1,4 +1,4 @@
-"""Detects that a broker has lost records that it had acknowledged: a log became shorter, or a topic was re-created.
+"""Detects the loss of acknowledged records: a log became shorter, or a topic was re-created.
 
 The sender reports acknowledgements, rejected sequences and new metadata; each event is logged and counted once, in
 `_report`. The start offset of a log is ignored: retention moves it, and it can differ between replicas."""
@@ -50,10 +50,9 @@ class LossWatch:
         # While `_suspects` and `_of_former_topic` are empty, as in normal operation, only an acknowledgement with a
         # lower offset than the last one is examined.
         self._suspects: dict[PartitionQueue, str] = {}
-        """Partitions whose leader did not know this producer's last batch, each with the text of the leader's
-        answer."""
+        """Partitions whose leader did not know this producer's last batch, with the leader's response as text."""
         self._of_former_topic: dict[PartitionQueue, tuple[int, int]] = {}
-        """The order of the last batch that was in flight when the partition's topic was re-created."""
+        """The `order` of the last batch in flight when the partition's topic was re-created."""
         self._reported: dict[PartitionQueue, tuple[int, float]] = {}
         """The former end of each log that became shorter, and the loop time at which this was noticed. Such a log is
         not reported again until it has grown to its former end."""

@@ -1,4 +1,4 @@
-"""Fails batches that will not be sent, or whose answer is no longer awaited."""
+"""Fails batches that will not be sent, or whose response is no longer awaited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aioproducer.sending.producer_id import ProducerIdSource
 
 
 class GivingUp:
-    """Fails batches that got no answer, each with a reason that the user can act on. Used only by the sender."""
+    """Fails batches that got no response, each with a reason that the user can act on. Used only by the sender."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class GivingUp:
         self._numbering = numbering
         self._results = results
         self._waited_for_late_answers = False
-        """True if the last call of `expire_overdue` gave some batches in flight one more pass."""
+        """True if the last call to `expire_overdue` gave some batches in flight one more pass."""
 
     def expire_overdue(self, now: float) -> bool:
         """Fail the batches whose delivery timeout has passed. Return True if some of them get one more pass.
 
-        If the event loop was blocked, answers that arrived in time may still be unread in the sockets. Batches in
-        flight whose deadline is noticed late therefore get one more pass.
+        If the event loop was blocked, responses that arrived in time may still be unread in the sockets. That is why
+        batches in flight get one more pass if their deadline is noticed late.
         """
         late: list[ProducerBatch] = []
         for batch in self._accumulator.expired(now):

@@ -140,7 +140,8 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._is_owner = False
         self._initializes_later = False
         self._shares_the_loop = True
-        """False if no user code runs in the loop, so that compression need not give way to the loop."""
+        """False if the loop does not run the application's tasks, so that compression threads need no lower
+        priority."""
         self._wall_clock: Callable[[], float] = time.time
         # start() creates the rest, once the loop is known.
         self._loop: asyncio.AbstractEventLoop
@@ -158,7 +159,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._ring: SnapshotRing
         self._started_at: float
         self._clock_offset: float
-        """The difference between the wall clock and the loop's time at the start."""
+        """The difference between the wall clock and the loop's time when start() was called."""
         self._closing: asyncio.Future[CloseReport] | None = None
         self._is_reported = False
         self._logs_given_up = False
@@ -171,7 +172,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         self._state = to
 
     async def start(self, *, wait: bool = True) -> None:
-        """Connect to the cluster and begin to send. `async with` calls this method.
+        """Connect to the cluster and start sending. `async with` calls this method.
 
         Args:
             wait: False to return at once and connect in the background, for a service that has to start even while
@@ -290,15 +291,15 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
     async def close(self, timeout: float | None = None) -> CloseReport:
         """Send the buffered records and stop.
 
-        When close() returns, no task or socket is left. A thread that is still compressing a batch ends with the
-        batch, and does not keep the interpreter alive.
+        When close() returns, no task or socket is left. A thread that is still compressing a batch ends when that
+        batch is done, and does not keep the interpreter alive.
 
         Args:
             timeout: seconds to wait for records that are buffered or in flight; 0 fails them immediately. Default:
                 delivery_timeout_ms, after which every record has its result anyway.
 
         Returns:
-            The numbers of records that were delivered, that failed, and that have an unknown outcome, since start().
+            How many records have been delivered, have failed, and have an unknown outcome since start().
 
         Cancelling close() fails the remaining records immediately. A second call waits for the first and returns its
         report.
@@ -367,7 +368,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
         await asyncio.gather(*ending, return_exceptions=True)
 
     async def _while_wanted(self, step: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Run a part of close() until it ends, the timeout has passed, or close() is cancelled."""
+        """Run part of close() until it ends, the timeout expires, or close() is cancelled."""
         running = asyncio.ensure_future(step)
         given_up = asyncio.ensure_future(self._give_up_flush.wait())
         await asyncio.wait({running, given_up}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -474,7 +475,7 @@ class Lifecycle(VitalSigns, Transactional, FromConfig):
     def _close_dropped(self) -> bool:
         """Close a running producer that is no longer referenced. Return False if its loop can no longer do that.
 
-        The task of close() keeps the producer alive until the task ends. The producer's __del__ is not called again.
+        The task that runs close() keeps the producer alive until it ends. The producer's __del__ is not called again.
         The garbage collector may call this in any thread.
         """
         if self._state is not ProducerState.RUNNING or self._process != os.getpid() or self._loop.is_closed():

@@ -38,12 +38,12 @@ from aioproducer.types import ENDS_OF_THE_PROGRAM
 DEFAULT_INTERVAL = 300.0
 """Seconds between two attempts until a broker has specified an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
-"""Seconds between two checks of whether a broker has answered. Until one has, no broker can be asked for
-subscriptions."""
+"""How many seconds to wait before checking again whether a broker has answered. Until one has, no broker can be asked
+for subscriptions."""
 SHORTEST_INTERVAL = 0.1
-"""The minimum number of seconds between two pushes, even if a broker asks for a shorter interval."""
+"""The minimum time between two pushes, in seconds, even if a broker asks for a shorter interval."""
 LAST_PUSH = 1.0
-"""The maximum number of seconds that close() waits for the last push, within its own timeout."""
+"""The maximum time in seconds that close() waits for the last push, within its own timeout."""
 ALL = "*"
 
 

@@ -1,7 +1,7 @@
 """Prepares batches for a request: decides whether a partition may send a batch, and assigns its sequence numbers.
 
-The broker identifies records by these numbers permanently. Therefore, the numbers are assigned as late as
-possible, and are discarded only if the records cannot be in a log."""
+To the broker, these numbers identify the records permanently, so they are assigned as late as possible, and are
+discarded only if the records cannot be in a log."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Numbering:
         return True
 
     def _is_for_topic_of(self, queue: PartitionQueue, sequence: PartitionSequence) -> bool:
-        """Return False if the topic was re-created. Batches in flight are then for the old topic and must end first."""
+        """Return False if the topic was re-created. Batches in flight then belong to the old one and must end first."""
         topic = self._metadata.cluster.topics.get(queue.topic)
         if topic is None or topic.topic_id is sequence.topic_id:
             return True

@@ -1,4 +1,4 @@
-"""Ends records whose own timeout (an argument of the call that sent them) passes before they have a result."""
+"""Fails records whose own timeout (an argument to the call that sent them) expires before they have a result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aioproducer.transactions.state import Transaction, abortable
 from aioproducer.types import Outcome
 
 RECORDS_A_TURN = 4000
-"""The number of records from one call that are ended in one turn of the event loop. This takes about 2 ms."""
+"""How many of a call's records are timed out per turn of the event loop. This takes about 2 ms."""
 
 
 class OwnTimeouts:
@@ -32,7 +32,7 @@ class OwnTimeouts:
         self._wake = core.wake
 
     def end_delivery_after(self, delivery: Delivery, timeout: float, began: float) -> None:
-        """End one delivery `timeout` seconds after the loop time `began`."""
+        """Time out one delivery `timeout` seconds after the loop time `began`."""
         timer = self._loop.call_at(began + timeout, self._end_delivery, delivery, timeout)
         delivery.add_done_callback(lambda _: timer.cancel())
 
@@ -58,8 +58,8 @@ class OwnTimeouts:
     def _end_rows(
         self, spans: Sequence[Span], timeout: float, waits: Sequence[FlushWait], number: int
     ) -> None:
-        """End the records in the spans, starting with the span at index `number`. Each turn of the loop ends about
-        RECORDS_A_TURN records."""
+        """Time out the records in the spans, starting with the span at index `number`, about RECORDS_A_TURN of them per
+        turn of the loop."""
         left = RECORDS_A_TURN
         while number < len(spans) and left > 0:
             for batch, first, count in parts_of(spans[number]):

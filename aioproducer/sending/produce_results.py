@@ -1,7 +1,7 @@
 """Applies a Produce response, or the lack of one, to each batch of the request.
 
 outcomes.py decides on the action; this module completes, resends, splits or fails the batch. The sender passes
-the answers to this module, which neither awaits nor writes to a socket."""
+the responses to this module, which neither awaits nor writes to a socket."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class ProduceResults:
             self._metadata.doubt_leaders(doubted)
         if expected:
             missing = "a partition" if len(expected) == 1 else f"{len(expected)} partitions"
-            violation = MissingPartitionError(f"broker {node_id} did not answer for {missing} of the request")
+            violation = MissingPartitionError(f"broker {node_id} did not answer for {missing} in the request")
         if violation is not None:
             self._brokers.disconnect(node_id, violation)
             for batch in expected.values():
@@ -235,7 +235,7 @@ class ProduceResults:
         return sequence.confirmed_on is None or sequence.confirmed_on[0] != batch.identity
 
     def _has_moved(self, batch: ProducerBatch) -> bool:
-        """Return whether a broker other than the one that the batch was sent to is now known as the leader.
+        """Return whether the known leader is now a broker other than the one that the batch was sent to.
 
         If not, request new metadata once the whole response has been applied.
         """
@@ -368,7 +368,7 @@ class ProduceResults:
     # -------------------------------------------------------------------------------------------- no answer
 
     def apply_failure(self, batch: ProducerBatch, error: BaseException, now: float, topic_id: int) -> None:
-        """Handle a request that got no usable answer: the connection was lost, or the answer was late or invalid."""
+        """Handle a batch that got no usable response: the connection was lost, or the response was late or invalid."""
         self._metrics.count_error(type(error).__name__)
         batch.last_error = error
         if batch.state is BatchState.DONE:
@@ -377,7 +377,7 @@ class ProduceResults:
         row = decide_failure(failure, {Condition.ACKS_0} if self._config.acks == 0 else ())
         if row.outcome is Outcome.UNKNOWN:
             batch.doubt(topic_id)
-            # With transactions v1, an attempt that is carried out late could affect the next transaction.
+            # With transactions v1, an attempt that the broker processes late could affect the next transaction.
             self._transaction.epoch_is_spent = True
         if row.action is Action.FAIL:
             # With acks=0, the outcome cannot be determined, and sending the batch again could create a duplicate.
@@ -424,7 +424,7 @@ class ProduceResults:
         try:
             for batch in self._accumulator.behind(failed):
                 if batch.state is BatchState.DONE:
-                    continue  # the batch has already failed, but its answer is still awaited
+                    continue  # the batch has already failed, but its response is still awaited
                 self.end_at(batch, Moment.BEHIND, in_flight=batch.state is BatchState.IN_FLIGHT)
         finally:
             self._is_ending_behind = False
@@ -462,7 +462,7 @@ class ProduceResults:
             self._hooks.batch_ended(batch, batch.record_count, now, base_offset)
 
     def _send_later(self, batch: ProducerBatch, now: float, why: str = "") -> None:
-        """Send a batch again after the back-off. In the log, `why` replaces the last error."""
+        """Send a batch again after the back-off. In the log line, `why` replaces the last error."""
         batch.mark_returned()
         pause = self._backoff(batch)
         self._accumulator.requeue(batch, now + pause)
@@ -538,7 +538,7 @@ class ProduceResults:
         self._end_behind(batch)
 
     def _count_not_delivered(self, batch: ProducerBatch, count: int) -> None:
-        """Count failed records in a batch, by the outcome of the batch."""
+        """Count failed records in a batch under the batch's outcome."""
         topic = self._metrics.topic(batch.queue.topic)
         if batch.outcome is Outcome.UNKNOWN:
             self._metrics.records_unknown += count
@@ -570,7 +570,7 @@ class ProduceResults:
 def leader_hints(
     response: ProduceResponse, names: Mapping[int, str], expected: Container[tuple[str, int]]
 ) -> Iterator[LeaderHint]:
-    """Yield the leaders that a response names, for the partitions that are expected in it (KIP-951)."""
+    """Yield the leaders that a response names for the partitions expected in it (KIP-951)."""
     for topic in response.responses:
         name = topic.name or names.get(topic.topic_id.int, "")
         for answer in topic.partition_responses:

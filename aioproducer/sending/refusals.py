@@ -14,7 +14,7 @@ from aioproducer.types import Outcome
 
 
 def message_of(answer: ProduceResponse.PartitionProduceResponse) -> str:
-    """Return the broker's own message in a form that can be appended to the name of an error."""
+    """Return the broker's own message in a form that can be appended to an error name."""
     return f": {escaped(answer.error_message)}" if answer.error_message else ""
 
 
@@ -50,7 +50,7 @@ class PartitionAnswer(NamedTuple):
 
     @property
     def _why_repeated(self) -> str:
-        """The reason why a broker may already know a participant's first batch."""
+        """Why a broker may already know a participant's first batch."""
         if self.was_in_doubt:
             return (
                 "the answer to an earlier attempt was lost, so the records in the log may be these or another "
@@ -63,7 +63,7 @@ class PartitionAnswer(NamedTuple):
 
 
 def reason_of(batch: ProducerBatch, moment: Moment) -> str:
-    """Return, as text, the reason why `moment` ends a batch."""
+    """Return text that says why `moment` ends a batch."""
     if moment is Moment.BEHIND:
         return str(moment.value)
     return f"delivery timed out: the last error was: {batch.last_error!r}"

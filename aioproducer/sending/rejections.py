@@ -11,7 +11,7 @@ from aioproducer.observe.hooks import Hooks, RejectedEvent
 
 
 class Rejections:
-    """Receives each error that `send` and the other calls raise, and the error of each row that `send_many` rejects."""
+    """Receives each error that `send` and the other calls raise, and the error for each row `send_many` rejects."""
 
     def __init__(self, metrics: Metrics, hooks: Hooks) -> None:
         self._metrics = metrics
@@ -29,7 +29,7 @@ class Rejections:
 
     def note_rows(self, topic: object, errors: Iterable[BaseException]) -> None:
         """Count the rejected rows in one call. The hooks are called once for each class of error, with the first error
-        in the class."""
+        of that class."""
         first: dict[type, BaseException] = {}
         counts: Counter[type] = Counter()
         for error in errors:

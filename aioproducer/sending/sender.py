@@ -1,7 +1,7 @@
 """The sender task: waits for work, drains batches per node, and sends them.
 
 One pass checks everything that may have changed, and never awaits. numbering.py decides which partitions may send a
-batch now, produce_results.py handles the answers, and giving_up.py fails batches without an answer."""
+batch now, produce_results.py handles the responses, and giving_up.py fails batches that get none."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ENOUGH_FOR_PASS = 50
 REQUEST_COST = 4
 """Each request counts as this many additional batches, because it takes as long as they do."""
 UNREAD_ANSWER_GRACE = 0.05
-"""Seconds to wait for answers that may be unread in a socket."""
+"""Seconds to wait for responses that may still be unread in a socket."""
 
 
 class Sender:
-    """Moves batches from the accumulator to the brokers and their answers back to the deliveries."""
+    """Moves batches from the accumulator to the brokers, and the results back to the deliveries."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Sender:
 
     def abort(self, reason: str) -> None:
         """Fail all remaining batches. close() calls this after it has waited for them."""
-        # If the user closes the producer without a commit, these records are meant to be aborted.
+        # If the user closes the producer without committing, these records are meant to be aborted.
         self._giving_up.abort_all(reason, is_wanted=self._transaction.is_uncommitted)
 
     # ---------------------------------------------------------------------------------------------- the loop
@@ -115,9 +115,9 @@ class Sender:
     def send_alone(self) -> None:
         """Run a pass for the only record in the buffer, in the turn of the loop in which it was appended.
 
-        Called by `send_and_wait`. The record is sent one turn of the loop earlier than the task would send it. If the
-        last request contained several records, other tasks are sending as well, and the pass is left to the task, so
-        that their records are sent together.
+        Called by `send_and_wait`. This sends the record one turn of the loop earlier than the task would. If the last
+        request contained several records, other tasks are sending too, so the pass is left to the task, which sends
+        their records together.
         """
         if self._last_records != 1:
             return

@@ -32,7 +32,7 @@ from aioproducer.transactions.state import Transaction
 
 MOST_BATCHES = 10
 MOST_TOPICS = 100
-"""The maximum numbers of batches and topics that describe() shows."""
+"""The maximum number of batches and of topics that describe() shows."""
 COUNTERS = (
     "records_accepted",
     "records_sent",
@@ -72,9 +72,9 @@ class VitalSigns(RecordPath):
         """Return all counters and gauges. metrics() works in every state, even before start() and after close().
 
         Args:
-            window: a number of seconds from 10 to 600. The result then covers about the last `window` seconds instead
-                of the time since the start. The producer takes a snapshot every 10 s for this purpose. For other
-                periods, subtract two snapshots yourself.
+            window: seconds, from 10 to 600. If given, the result covers roughly the last `window` seconds instead of
+                the time since start(). The producer takes a snapshot every 10 s for this purpose. For other periods,
+                subtract two snapshots yourself.
 
         Raises:
             ValueError: the window is not in this range.
@@ -125,7 +125,7 @@ class VitalSigns(RecordPath):
         )
 
     async def client_instance_id(self, timeout: float = 10.0) -> UUID:
-        """Return the id under which the brokers know this client. A broker assigns it for the client's metrics
+        """Return the id by which the brokers know this client. A broker assigns it for the client's metrics
         (KIP-714).
 
         Args:
@@ -146,7 +146,7 @@ class VitalSigns(RecordPath):
         """Push a metric of your own to brokers that request it (KIP-1076), unless enable_metrics_push is off.
 
         Args:
-            name: the full name of the metric; brokers subscribe to prefixes of names.
+            name: the full name of the metric; brokers subscribe to name prefixes.
             read: a function that returns the value. The function runs in the event loop at each push. If it raises an
                 exception, the exception is logged and the metric is removed.
 

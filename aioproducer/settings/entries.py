@@ -1,6 +1,6 @@
 """Reads keywords of `Producer` from a mapping, the environment or a Java properties file, under any client's names.
 
-Text is converted to the type of its setting. `ProducerConfig.of` then checks the values as it checks keywords."""
+Text is converted to the type of its setting. `ProducerConfig.of` then checks the values in the same way as keywords."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _strange_names(mapping: Mapping[Any, Any]) -> list[str]:
 
 
 def _explicit_entry(key: str, value: Any) -> Entry | None:
-    """Return the entry of a key in a mapping, or None if the value has no effect."""
+    """Return the entry for a key in a mapping, or None if the value has no effect."""
     return None if is_default_elsewhere(key, value) else _entry(key, value, EXPLICIT)
 
 
@@ -131,7 +131,7 @@ def entries_of_environment(prefix: Any, environ: Mapping[str, str]) -> list[Entr
 
 
 def _variable_entry(prefix: str, name: str, value: str) -> Entry | None:
-    """Return the entry of an environment variable, or None if Kubernetes has set the variable for a Service."""
+    """Return the entry for an environment variable, or None if Kubernetes has set the variable for a Service."""
     rest = name.removeprefix(prefix)
     return None if _is_of_a_service(rest, value) else _entry(rest.lower(), value, f"environment {name}")
 
@@ -274,7 +274,7 @@ class _Found:
             self.note(str(reason), entry)
         except ConfigError as error:
             if winner := next((name for name in key.instead if name in self._overrides), ""):
-                self._notes.append(f"{_named(entry)} has no effect: the keyword {winner} takes precedence")
+                self._notes.append(f"{_named(entry)} has no effect: the {winner} keyword takes precedence")
                 return
             self.refuse(error, key.setting, key.instead)
             if key.setting:
@@ -390,7 +390,7 @@ def _keyword_value(key: Key, entry: Entry) -> Any:
     else:
         return value
     if setting.is_for_keywords:
-        problem += f"; pass the keyword {key.setting} as well; it takes precedence"
+        problem += f"; also pass {key.setting} as a keyword, which takes precedence"
     shown = setting.shown(entry.value)
     fact = None if shown == "<hidden>" else entry.value
     raise ConfigError(f"{_place(entry)}{entry.key}={shown} {problem}", setting=key.setting, value=fact)

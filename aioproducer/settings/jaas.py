@@ -37,7 +37,7 @@ def parse_jaas(text: str) -> JaasEntry:
     """Read the value of `sasl.jaas.config`.
 
     Raises:
-        ValueError: the line is malformed. The error's text is the end of a sentence and does not quote the line.
+        ValueError: the line is malformed. The error's text completes a sentence and does not quote the line.
     """
     tokens = _tokens(text)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][1].lower() not in _FLAGS:

@@ -393,8 +393,8 @@ def _region(unsettled: UnsettledSettings, source: str) -> str:
             return region
     raise unsettled.error_for(
         source,
-        "requires the region of the cluster, which is not in the host names of bootstrap_servers; set the environment "
-        "variable AWS_REGION, or pass the keyword sasl_oauth_token_provider=MskIamTokenProvider(region)",
+        "requires the region of the cluster, which is not in the host names of bootstrap_servers; set the AWS_REGION "
+        "environment variable, or pass sasl_oauth_token_provider=MskIamTokenProvider(region) as a keyword",
     )
 
 
@@ -403,8 +403,8 @@ def _event_hubs(unsettled: UnsettledSettings, tokens: Tokens, source: str) -> st
     if tokens is Tokens.AZURE_SAMPLE and not _EVENT_HUBS.search(host):
         raise unsettled.error_for(
             source,
-            "is Microsoft's sample for Azure Event Hubs, but the brokers are not in Event Hubs; pass the keyword "
-            "sasl_oauth_token_provider as well; it takes precedence",
+            "is Microsoft's sample for Azure Event Hubs, but the brokers are not in Event Hubs; also pass "
+            "sasl_oauth_token_provider as a keyword, which takes precedence",
         )
     return host.rstrip(".")
 

@@ -122,7 +122,7 @@ _TOKENS = "set sasl_oauth_token_provider to a function that returns a token"
 _OWN_CONTEXT = "pass your own ssl_context"
 _CHECKED = f"the brokers' certificates and names are always verified; to change that, {_OWN_CONTEXT}"
 _METRICS = "call producer.metrics()"
-_LOGGING = "set the level of the logger 'aioproducer'"
+_LOGGING = "set the level of the 'aioproducer' logger"
 _RETRIES = "records are retried until delivery_timeout_ms has passed"
 _NO_RETRIES = (
     "leave {} out; idempotence, which is on by default, keeps retries from creating duplicates, and a shorter "

@@ -30,7 +30,7 @@ class Property(NamedTuple):
     value: str
     file: str
     line: int
-    """The number of the property's first line; the file's first line is 1."""
+    """The number of the line on which the property begins, counted from 1."""
     has_sign: bool
     """Whether the key is followed by `=` or `:`, rather than by white space or nothing."""
 
@@ -115,7 +115,7 @@ def _parsed(text: str, file: str) -> tuple[list[Property], list[int]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield logical lines, each joined with its continuation lines, without comments and empty lines.
+    """Yield logical lines, each joined with its continuation lines, skipping comments and blank lines.
 
     A line that consists only of a backslash does not continue: the next line begins a new logical line.
     """

@@ -215,7 +215,7 @@ def _settle_mechanism(unsettled: UnsettledSettings) -> None:
     if unsettled.is_given("sasl_oauth_token_provider") or unsettled.is_given(
         "sasl_oauthbearer_token_endpoint_url"
     ):
-        unsettled.derive("sasl_mechanism", "OAUTHBEARER", "a source of tokens is set")
+        unsettled.derive("sasl_mechanism", "OAUTHBEARER", "a token source is set")
     elif unsettled["sasl_plain_username"] is not None and not unsettled.is_given("sasl_jaas_config"):
         unsettled.derive("sasl_mechanism", "PLAIN", "sasl_plain_username is set")
     else:

@@ -158,7 +158,7 @@ def _setting(
     *,
     field: str | None = None,
 ) -> Setting:
-    """Return one row in the table. As a name in another client, "=" stands for the keyword itself (with dots for Java
+    """Return one row of the table. As a name in another client, "=" stands for the keyword itself (with dots for Java
     and librdkafka). Spaces separate several librdkafka names."""
     dotted = name.replace("_", ".")
     return Setting(
@@ -276,7 +276,7 @@ SETTINGS: dict[str, Setting] = {
         _setting("sasl_scram_token_auth", Switch(), False),
         _setting(
             "sasl_oauth_token_provider",
-            UserCode("callable or have a method token()", ("token",)),
+            UserCode("a callable, or an object with a token() method", ("token",)),
             None,
             "",
             "",

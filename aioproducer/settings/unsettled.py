@@ -158,7 +158,7 @@ class UnsettledSettings:
         return f"{name}={self.shown(name)}{self.place(name)}"
 
     def named(self, name: str) -> str:
-        """Return the name of the setting with its place, for use in a sentence: `acks (client.properties:3)`."""
+        """Return the setting's name and where it was set, for use in a sentence: `acks (client.properties:3)`."""
         return f"{name}{self.place(name)}"
 
     def shown(self, name: str) -> str:
@@ -169,11 +169,11 @@ class UnsettledSettings:
     # Deriving
 
     def default(self, name: str, value: Any) -> None:
-        """Set the default for a setting that was left out, if the default depends on others."""
+        """Set the default of a setting that was left out, if that default depends on other settings."""
         self._values[name] = value
 
     def derive(self, name: str, value: Any, because: str) -> None:
-        """Give a setting that was left out a value that is derived from others."""
+        """Set a setting that was left out to a value derived from other settings."""
         self._values[name] = value
         self._given.discard(name)
         self._origins[name] = f"derived because {because}"
@@ -272,7 +272,7 @@ class UnsettledSettings:
     def note_winner(self, winner: str, losers: Sequence[str]) -> None:
         """Add a note that a keyword overrides settings from the source."""
         whole = [name for name in losers if self._parts.get(name) not in losers]
-        self.notes.append(f"the keyword {winner} overrides {', '.join(self.named(name) for name in whole)}")
+        self.notes.append(f"the {winner} keyword overrides {', '.join(self.named(name) for name in whole)}")
 
     def raise_mistakes(self) -> None:
         """Raise one error for all mistakes, if there are any (ConfigError)."""
@@ -299,7 +299,7 @@ class UnsettledSettings:
         return Contradiction(text, setting=name, value=value, between=tuple(between))
 
     def place(self, name: str) -> str:
-        """Return the place at which the setting was set, for use after its name; "" for a keyword."""
+        """Return where the setting was set, for use after its name; "" for a keyword."""
         origin = self._origins[name]
         is_keyword = origin == EXPLICIT or origin.startswith(f"{EXPLICIT} as ")
         return "" if is_keyword or name not in self._given else f" ({origin})"

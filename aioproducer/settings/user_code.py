@@ -52,7 +52,7 @@ class UserCode(ValueType):
 class Serializing(UserCode):
     """A serializer, or the name of a Java class that has a counterpart."""
 
-    what: str = "callable or have a method serialize(topic, value, headers)"
+    what: str = "callable or have a serialize(topic, value, headers) method"
     methods: tuple[str, ...] = ("serialize",)
 
     def parse(self, text: str) -> Callable[[Any], Any] | None:
@@ -131,8 +131,8 @@ class CallbackHandler(ValueType):
     def check(self, value: Any) -> str:
         if not isinstance(value, str) or tokens_of(value) is None:
             raise ValueError(
-                "is not a Java class with a counterpart in Python; pass the keyword sasl_oauth_token_provider "
-                "or sasl_credentials as well; it takes precedence"
+                "is not a Java class with a counterpart in Python; also pass sasl_oauth_token_provider or "
+                "sasl_credentials as a keyword, which takes precedence"
             )
         return value.strip().rstrip(";")
 

@@ -2,8 +2,8 @@
 
 `parse` converts text (from a file, the environment or another client's configuration) to a value for a keyword
 argument. `check` converts that value to what ProducerConfig stores, in seconds and bytes. Both raise a ValueError whose
-text is the end of a sentence; the caller prepends the name and the value of the setting. `parse` raises NoEffect for a
-value that has no effect."""
+text completes a sentence; the caller prepends the setting's name and value. `parse` raises NoEffect for a value that
+has no effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FALSE = ("false", "f", "0")
 
 
 class NoEffect(Exception):
-    """Raised for a value that has no effect. The text is the end of a sentence and gives the reason."""
+    """Raised for a value that has no effect. The text completes a sentence and gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Choice(ValueType):
 
 @dataclass(frozen=True, slots=True)
 class Words(ValueType):
-    """A list of words, or one string that contains them with separators."""
+    """A list of words, or a single string with separators between them."""
 
     words: tuple[str, ...] = ()
     """The allowed words; empty if all are allowed."""

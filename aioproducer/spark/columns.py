@@ -2,7 +2,7 @@
 
 The driver checks the columns. The tasks pass them to the producer in Arrow format, without conversion. Column names,
 types and error messages are the same as in Spark's own sink (org.apache.spark.sql.kafka010.KafkaWriter); the
-column `timestamp` is the only addition."""
+`timestamp` column is the only addition."""
 
 from __future__ import annotations
 

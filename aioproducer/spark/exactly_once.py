@@ -1,4 +1,4 @@
-"""One Kafka transaction for a whole write: the driver begins and ends it, the tasks write to it.
+"""One Kafka transaction for a whole write: the driver begins and ends it, and the tasks write to it.
 
     plan     driver   takes a new epoch, which aborts an earlier attempt's open transaction; reads the marker
     write    tasks    write as participants, each to its own partitions; write nothing if the marker says "done"
@@ -57,7 +57,7 @@ CLOSING = 10.0
 
 
 class OtherWriterError(SinkError):
-    """A task found another writer's rows in some of its partitions (`rivals`). `answer` is the broker's text."""
+    """A task found another writer's rows in some of its partitions (`rivals`). `answer` is the original error text."""
 
     rivals: frozenset[TopicPartition]
     answer: str
@@ -68,7 +68,7 @@ def _group(options: SinkOptions) -> str:
 
 
 def _marker_places(options: SinkOptions) -> list[TopicPartition]:
-    """Return the partitions whose group offsets are the marker: the first partition of each topic.
+    """Return the partitions whose group offsets hold the marker: the first partition of each topic.
 
     A marker in only one of the topics would be lost when that topic is removed from the list."""
     return [TopicPartition(topic, 0) for topic in options.topics]
@@ -196,7 +196,9 @@ def _end(producer: Producer, options: SinkOptions, version: Version | None) -> N
         producer.init_transactions()
         if version is None or _read_marker(producer, options)[0] != version:
             raise
-        logger.warning("exactly_once: the broker did not answer the commit of %s, but committed it", version)
+        logger.warning(
+            "exactly_once: the broker did not respond to the commit of %s, but committed it", version
+        )
 
 
 def abort(options: SinkOptions, plan: Plan | None, reports: Sequence[TaskReport | None]) -> None:
@@ -398,7 +400,7 @@ def _rivals(error: SinkError) -> frozenset[TopicPartition]:
 
 
 def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, first_row: int) -> None:
-    """Check that the column `topic`, if it is used, contains only topics whose partitions are in the transaction.
+    """Check that the `topic` column, if it is used, contains only topics whose partitions are in the transaction.
 
     Raises:
         SinkError: a row has no topic, or a topic that is not in the transaction.
@@ -410,14 +412,14 @@ def _check_topics(batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task:
     if (row := pc.index(wrong, True).as_py()) >= 0:
         raise SinkError(
             f"exactly_once: row {first_row + row} of task {task} is for topic {batch.column('topic')[row].as_py()!r}, "
-            f"but the option topics names only {', '.join(options.topics)}; add the topic there"
+            f"but the 'topics' option names only {', '.join(options.topics)}; add the topic there"
         )
 
 
 def _with_partitions(
     batch: pa.RecordBatch, options: SinkOptions, plan: Plan, task: int, number: int
 ) -> pa.RecordBatch:
-    """Return the rows with a column `partition` that contains only this task's partitions.
+    """Return the rows with a `partition` column that contains only this task's partitions.
 
     Raises:
         SinkError: a row's partition is missing or not in the transaction, or another task might write to the same
@@ -440,7 +442,7 @@ def _with_partitions(
         return batch
     if task > 0:
         raise SinkError(
-            "exactly_once requires a column `partition`, with all rows of a partition in one task, or a single task "
+            "exactly_once requires a `partition` column, with all rows of a partition in one task, or a single task "
             f"(coalesce(1)); {HELPER} adds the column and repartitions the rows"
         )
     # Each batch gets the column, even if all its rows have keys: several batches are sent as one table.

@@ -24,7 +24,7 @@ from aioproducer.spark.tuning import limited_batches
 logger = logging.getLogger(__name__)
 
 OF_LOST_TASKS = (AGAIN, "ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly")
-"""Texts of errors that end a batch although another attempt could succeed."""
+"""Substrings of errors that end a batch although another attempt could succeed."""
 
 
 def partition_by_key(
@@ -34,13 +34,13 @@ def partition_by_key(
     key: str = "key",
     options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """Add a column `partition`, and put all rows of a partition into one task, as exactly_once requires.
+    """Add a `partition` column, and put all rows of a partition into one task, as exactly_once requires.
 
     The partition is the one that Kafka's default partitioner chooses (murmur2 of the key).
 
     Args:
         df: a DataFrame with a column of strings or bytes to hash.
-        partitions: the number of the topic's partitions; for rows with a column `topic`, {topic: number of partitions}.
+        partitions: the number of the topic's partitions; for rows with a `topic` column, {topic: number of partitions}.
         key: the name of the column to hash. Rows without a key are distributed by their value, so that a repeated task
             computes the same partition for each row.
         options: the options of the write. Without `partitions`, they are used to ask the cluster once for the number
@@ -61,7 +61,7 @@ def partition_by_key(
     number = hashed(F.coalesce(*(column.cast("binary") for column in columns)), *topic)
     with_partition = df.withColumn("partition", number)
     # Partition n of every topic goes to the same task.
-    if hasattr(with_partition, "repartitionById"):  # Spark 4.1: task n has partition n
+    if hasattr(with_partition, "repartitionById"):  # Spark 4.1: task n gets partition n
         return with_partition.repartitionById(most, "partition")
     return with_partition.repartition(most, "partition")
 
@@ -71,7 +71,7 @@ def _checked(partitions: int | Mapping[str, int] | None) -> int | Mapping[str, i
     if partitions is None or not counts or any(type(count) is not int or count < 1 for count in counts):
         raise ValueError(
             f"partitions={partitions!r} must be the number of partitions in the topic, at least 1, or a mapping of "
-            "topics to numbers, for rows with a column topic; or pass options= to get the numbers from the cluster"
+            "topics to numbers, for rows with a 'topic' column; or pass options= to get the numbers from the cluster"
         )
     return partitions
 
@@ -125,7 +125,7 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
-    The function retries failed batches while the query continues. It also supports the output mode `update`, which
+    The function retries failed batches while the query continues. It also supports the `update` output mode, which
     Spark does not offer to Python sinks. While it writes, Arrow batches are limited to 2 MiB, unless the session sets
     spark.sql.execution.arrow.maxBytesPerBatch.
 
@@ -238,7 +238,7 @@ def _check_attempts(attempts: int) -> None:
 
 
 def _check_speculation(spark: SparkSession) -> None:
-    """Raise immediately the error that every attempt at the write would raise in its tasks.
+    """Raise an error now instead of letting every attempt at the write fail in its tasks.
 
     Raises:
         SinkError: spark.speculation is on.

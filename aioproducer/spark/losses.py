@@ -11,13 +11,13 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 LONGEST_REASON = 300
-"""The maximum number of characters of one reason; the stack trace after it is left out."""
+"""The maximum length of a reason in characters; the stack trace after it is left out."""
 MOST_TASKS = 1000
 """The maximum number of tasks per stage attempt that are examined."""
 
 
 class ExecutorLosses:
-    """Lists the losses since its creation. The list is empty with Spark Connect, which cannot read the status store."""
+    """Lists losses since it was created. The list is empty with Spark Connect, which cannot read the status store."""
 
     def __init__(self, spark: SparkSession, group: str | None) -> None:
         """Start watching.

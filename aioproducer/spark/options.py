@@ -1,6 +1,6 @@
 """The options for a write, read and checked on the driver before a task runs.
 
-Spark passes the names of options in lower case. An option `kafka.<name>` sets the producer's setting with the Java name
+Spark passes option names in lower case. An option named `kafka.<name>` sets the producer setting with the Java name
 <name>."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ OF_TABLES = (
 
 MISSING = "UNKNOWN_TOPIC_OR_PARTITION"
 TOPIC_WAIT = 10.0
-"""Seconds to wait for a topic that the cluster reports as unknown, unless the option kafka.max.block.ms is set."""
+"""Seconds to wait for a topic that the cluster reports as unknown, unless the kafka.max.block.ms option is set."""
 LONGEST_TRANSACTION = "900000"
 """The brokers' default for transaction.max.timeout.ms, in milliseconds. A micro-batch has to end within this time."""
 
@@ -79,9 +79,9 @@ class SinkOptions:
     kafka: dict[str, str] = field(repr=False)
     """The producer's configuration, under Java's names."""
     topic: str | None = None
-    """The topic for all rows, or None if the column `topic` names each row's topic."""
+    """The topic for all rows, or None if the `topic` column names each row's topic."""
     topics: tuple[str, ...] = ()
-    """The topics of an exactly_once write; the column `topic` chooses one for each row if there are several."""
+    """The topics of an exactly_once write; the `topic` column chooses one for each row if there are several."""
     exactly_once: bool = False
     transactional_id: str = ""
     app_id: str | None = None
@@ -128,7 +128,7 @@ class SinkOptions:
         except MetadataTimeoutError as error:
             if error.reported == MISSING:
                 raise MissingTopicError(
-                    f"{error}; create the topic, or correct the option topic or the column topic"
+                    f"{error}; create the topic, or correct the 'topic' option or the 'topic' column"
                 ) from error
             if is_set:
                 raise
@@ -140,11 +140,11 @@ _SETTINGS = re.compile(
         "|".join(name for name in inspect.signature(aioproducer.Producer).parameters if "_" in name)
     )
 )
-"""The producer's settings whose names differ from the names of their options."""
+"""Matches the names of producer settings whose options have different names."""
 
 
 def in_options(text: str) -> str:
-    """Return a producer's error text with the names of settings replaced by the names of options."""
+    """Return a producer's error text with setting names replaced by option names."""
     return _SETTINGS.sub(lambda found: PREFIX + found[0].replace("_", "."), text)
 
 
@@ -222,7 +222,7 @@ def _by_kind(given: Mapping[str, str]) -> tuple[HiddenOptions, dict[str, str], s
 def _exactly_once(kafka: dict[str, str], own: Mapping[str, str], is_stream: bool) -> SinkOptions:
     if not own.get("transactionalid"):
         raise ConfigError(
-            "delivery=exactly_once requires the option transactionalId: a name that only this query uses, and that "
+            "delivery=exactly_once requires the 'transactionalId' option: a name that only this query uses, and that "
             "stays the same when the query is restarted",
             setting="transactionalId",
             value=None,
@@ -264,7 +264,7 @@ def _topics(own: Mapping[str, str]) -> tuple[str, ...]:
     """Return the topics of an exactly_once write, whose partitions are in the transaction before a task runs."""
     if "topic" in own and "topics" in own:
         raise ConfigError(
-            "set the option topic for all rows, or topics for the names in the column topic, but not both",
+            "set the 'topic' option for all rows, or 'topics' for the names in the 'topic' column, but not both",
             setting="topics",
             value=own["topics"],
         )
@@ -272,8 +272,8 @@ def _topics(own: Mapping[str, str]) -> tuple[str, ...]:
         return (own["topic"],)
     if "topics" not in own:
         raise ConfigError(
-            "delivery=exactly_once requires the names of its topics before it starts; set the option topic, or "
-            "topics=a,b,c with each name that the column topic can contain",
+            "delivery=exactly_once requires the names of its topics before it starts; set the 'topic' option, or "
+            "topics=a,b,c with each name that the 'topic' column can contain",
             setting="topic",
             value=None,
         )

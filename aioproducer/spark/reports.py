@@ -146,7 +146,7 @@ class BatchListener(StreamingQueryListener):
     """Passes on the figures of each micro-batch: rows, bytes, transaction time and more.
 
     Spark has no interface through which a Python sink could add the figures to StreamingQueryProgress. The listener
-    therefore reads them from the file of the sink's option `reports`.
+    therefore reads them from the file that the sink's `reports` option names.
 
         spark.streams.addListener(BatchListener("flights.jsonl"))
     """
@@ -155,7 +155,7 @@ class BatchListener(StreamingQueryListener):
         """Create a listener for the queries that write to a file.
 
         Args:
-            reports: the value of the option `reports`. Each query needs its own file.
+            reports: the value of the `reports` option. Each query needs its own file.
             on_batch: f(progress, figures), called after each batch; by default, a line is logged at INFO.
         """
         self._reports = reports

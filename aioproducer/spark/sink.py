@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
 """The local properties that Spark sets for the tasks of a stream's batch."""
 JOB_GROUP = "spark.jobGroup.id"
-"""The local property that contains the id of a stream's run."""
+"""The local property that contains a stream's run id."""
 ONLY_WRITES = 'format("aioproducer") only writes; read from Kafka with Spark\'s own source, format("kafka")'
 
 

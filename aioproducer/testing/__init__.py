@@ -1,4 +1,4 @@
-"""Kafka for tests: an in-process cluster with scripted faults, a real Apache Kafka and a real schema registry in
+"""Kafka for tests: an in-process cluster with scripted faults, a real Kafka cluster and a real schema registry in
 separate processes, and a test double for Producer."""
 
 from __future__ import annotations

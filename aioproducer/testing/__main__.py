@@ -62,7 +62,7 @@ def _arguments() -> argparse.Namespace:
         "--port",
         type=_port,
         default=9092,
-        help="the first broker's port; the others use the following ones; 0 chooses free ports "
+        help="the first broker's port; the others use the ports after it; 0 chooses free ports "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
         type=int,
         choices=(0, 1, 2),
         default=2,
-        help="the feature transaction.version: 2 for transactions v2, 0 or 1 for v1 (default: %(default)s; "
+        help="level of the transaction.version feature: 2 for transactions v2, 0 or 1 for v1 (default: %(default)s; "
         "releases before 4.0 don't have it)",
     )
     parser.add_argument(
@@ -117,7 +117,7 @@ def cluster_of(arguments: argparse.Namespace) -> EmbeddedCluster:
     if arguments.port and last > _HIGHEST_PORT:
         raise ValueError(f"--port {arguments.port} --brokers {arguments.brokers} requires ports up to {last}")
     if arguments.stop_with_stdin and sys.stdin is None:
-        raise ValueError("--stop-with-stdin requires a standard input; start the command with a pipe")
+        raise ValueError("--stop-with-stdin requires standard input; start the command with a pipe")
     return EmbeddedCluster(
         arguments.brokers,
         host=arguments.host,

@@ -1,5 +1,5 @@
-"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real Apache Kafka, and
-`schema_registry` is a real schema registry.
+"""pytest fixtures and their markers: `kafka_cluster` is an embedded cluster, `apache_kafka` is a real Kafka cluster,
+and `schema_registry` is a real schema registry.
 
 pytest loads this module in every project that has aioproducer installed, so it imports as little as possible.
 """
@@ -27,13 +27,13 @@ except ImportError:  # another plugin, such as anyio's, runs the async tests
     asyncio_fixture = pytest.fixture  # type: ignore[assignment]  # equivalent for the uses below
 
 MARKERS = (
-    "apache: runs against a real Apache Kafka; added to every test that uses the fixture apache_kafka",
-    "schema_registry: runs against a real schema registry; added to every test that uses the fixture schema_registry",
-    "kafka_cluster(**settings): settings of EmbeddedCluster for the fixture kafka_cluster, "
+    "apache: runs against a real Kafka cluster; added to every test that uses the apache_kafka fixture",
+    "schema_registry: runs against a real schema registry; added to every test that uses the schema_registry fixture",
+    "kafka_cluster(**settings): EmbeddedCluster settings for the kafka_cluster fixture, "
     "e.g. brokers=3, topics={'orders': 12}, versions='2.8'",
 )
 _MARKED_FIXTURES = {"apache_kafka": "apache", "schema_registry": "schema_registry"}
-"""The marker that is added to the tests that use each fixture."""
+"""For each fixture, the marker that is added to the tests that use it."""
 _KEPT_LOGS = pytest.StashKey[list[str]]()
 
 
@@ -160,9 +160,9 @@ def apache_kafka_settings() -> dict[str, Any]:
 def apache_kafka(
     request: pytest.FixtureRequest, apache_kafka_settings: dict[str, Any]
 ) -> Iterator[ApacheKafka]:
-    """A real Apache Kafka, shared by all tests in the session. Give each test its own topics.
+    """A real Kafka cluster, shared by all tests in the session. Give each test its own topics.
 
-    Its settings come from the fixture `apache_kafka_settings`. If the extra `aioproducer[kafka]` is missing, the test
+    Its settings come from the `apache_kafka_settings` fixture. If the `aioproducer[kafka]` extra is missing, the test
     is skipped, except in CI (CI=true), where this is an error. If a test fails, the broker's logs are kept, and the
     last lines of pytest's output name their directory.
     """
@@ -185,7 +185,7 @@ def schema_registry(
 ) -> Iterator[SchemaRegistry]:
     """A real schema registry, shared by all tests in the session. Give each test its own topics.
 
-    Its settings come from the fixture `schema_registry_settings`. If the extra `aioproducer[kafka]` is missing, the
+    Its settings come from the `schema_registry_settings` fixture. If the `aioproducer[kafka]` extra is missing, the
     test is skipped, except in CI (CI=true), where this is an error. If a test fails, the registry's log is kept, and
     the last lines of pytest's output name its directory.
     """

@@ -261,7 +261,7 @@ class RecordingProducer(Producer[K, V]):
         """Simulate a broker's response: remove the batch from its queue, and resolve its deliveries."""
         accumulator = self._accumulator
         accumulator.forget(batch)
-        accumulator.ready(self._loop.time())  # forgets the linger of batches that no longer exist
+        accumulator.ready(self._loop.time())  # stops tracking the linger of batches that no longer exist
         if batch.state is BatchState.OPEN:
             accumulator.memory.give(batch.close())
             batch.complete_records()

@@ -1,9 +1,9 @@
-"""A real schema registry for tests: Apicurio Registry, which speaks Confluent's API, in its own process.
+"""A real schema registry for tests: Apicurio Registry in its own process, serving Confluent's API.
 
     async with SchemaRegistry() as registry:
         client = AsyncSchemaRegistryClient({"url": registry.url})
 
-It needs the extra `aioproducer[kafka]`, or Java 21 or newer on the machine and previously fetched files. POSIX only.
+It needs the `aioproducer[kafka]` extra, or Java 21 or newer on the machine and previously fetched files. POSIX only.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ DEFAULT_VERSION = "3.3.3"
 API = "/apis/ccompat/v7"
 """The path of the API that Confluent's clients use."""
 _POLL = 0.05
-"""Seconds between two requests to a registry that is not ready yet."""
+"""Seconds between requests to a registry that is not ready yet."""
 
 _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApicurioError(RuntimeError):
-    """A SchemaRegistry could not be fetched, started or controlled. If the log shows the cause, the text quotes it."""
+    """A SchemaRegistry could not be fetched, started or controlled. If the log shows the cause, the error quotes it."""
 
 
 class ApicurioMissingError(ApicurioError):
-    """The dependencies of a SchemaRegistry are not installed: pip install 'aioproducer[kafka]'."""
+    """The dependencies for running a SchemaRegistry are not installed: pip install 'aioproducer[kafka]'."""
 
 
 APICURIO = JavaServer("SchemaRegistry", 21, ApicurioError, ApicurioMissingError)
@@ -106,7 +106,7 @@ class SchemaRegistry:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Neither a cancellation nor Ctrl-C means that the code in the block has failed.
+        # Neither cancellation nor Ctrl-C means that the code in the block has failed.
         if not isinstance(exc, Exception):
             self._held.release()
         elif kept := self._held.release_but_logs([]):
@@ -135,11 +135,11 @@ class SchemaRegistry:
     async def start(self) -> None:
         """Start the registry, and return when it answers.
 
-        A cancellation ends the process. `async with` calls this method; if you call it yourself, you must also call
+        Cancelling ends the process. `async with` calls this method; if you call it yourself, you must also call
         `stop()`.
 
         Raises:
-            ApicurioMissingError: the extra `aioproducer[kafka]` is not installed.
+            ApicurioMissingError: the `aioproducer[kafka]` extra is not installed.
             ApicurioError: the registry ended or was not ready in time; the error text contains lines from its log.
         """
         if self._resources is not None:
@@ -165,7 +165,7 @@ class SchemaRegistry:
     async def stop(self, *, keep_logs: bool = False) -> None:
         """Stop the registry and remove its directory. This method awaits nothing, so it can't be cancelled.
 
-        With `keep_logs`, the log stays, and a warning with its location is logged. If `start()` was never called,
+        With `keep_logs`, the log is kept, and a warning with its location is logged. If `start()` was never called,
         `stop()` does nothing.
         """
         if self._resources is None:

@@ -116,7 +116,7 @@ class Transactional(RecordPath):
             TransactionAbortableError: a record failed, or the coordinator rejected a request; call
                 abort_transaction().
             CommitOutcomeUnknownError: the commit was sent but not answered within max_block_ms. Call
-                commit_transaction() again: it repeats the request, and the answer says whether the transaction was
+                commit_transaction() again: it repeats the request, and the response says whether the transaction was
                 committed.
             ProducerFencedError: another producer uses this transactional id; nothing was committed.
             IllegalStateError: no transaction is open. As in Java's producer, a second call after a successful one also
@@ -189,9 +189,9 @@ class Transactional(RecordPath):
         """Share the open transaction with producers that `Producer.attach` creates in other processes.
 
         Each partition may have only one writer, either this producer or one of the producers that attach with the
-        handle, because the broker cannot tell the producers apart. Commit only when all of those have flushed and
-        closed. If no producer has written anything, a commit with transactions v2 raises TransactionAbortableError:
-        the broker gives the same answer as for a transaction that timed out.
+        handle, because the broker cannot tell the producers apart. Commit only when all attached producers have
+        flushed and closed. If no producer has written anything, a commit with transactions v2 raises
+        TransactionAbortableError: the broker gives the same answer as for a transaction that timed out.
 
         Args:
             partitions: the partitions that the other producers will write to. This producer must not write to them,
@@ -243,7 +243,7 @@ class Transactional(RecordPath):
         Raises:
             BrokerError: the group's coordinator rejected the request, e.g. because the producer is not authorized to
                 read the group.
-            TransactionTimeoutError: no answer within max_block_ms, or a transaction stayed open for that long.
+            TransactionTimeoutError: no answer arrived within max_block_ms, or a transaction stayed open for that long.
             UnsupportedVersionError: the cluster is older than Kafka 2.5.
             IllegalStateError: the producer has no transactional_id.
 

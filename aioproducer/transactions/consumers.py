@@ -24,7 +24,8 @@ Records: TypeAlias = dict[TopicPartition, list[Any]]
 """The consumer's own record objects, by partition."""
 
 _SEEK_PAUSE, _SEEK_TIMEOUT = 0.02, 5.0
-"""Seconds between attempts to seek in a partition that librdkafka has not started yet, and the total limit."""
+"""How long to wait, in seconds, before seeking again in a partition that librdkafka has not started yet, and how long
+to keep trying."""
 
 
 class Positions(ABC):
@@ -48,7 +49,7 @@ class Input(ABC):
 
     def __init__(self, positions: Positions) -> None:
         self.changes = 0
-        """The number of assignment changes so far. It is increased before the member gives up any partitions."""
+        """The number of assignment changes so far. It is incremented before the member releases any partitions."""
         self.membership: ConsumerGroupMetadata | None = None
         """The membership at the last change. It is not read again for a commit: by then, the consumer may be in a
         later generation, in which another member owns the partitions of the records."""
@@ -106,7 +107,7 @@ def input_of(consumer: object, positions: Positions) -> Input:
 
 
 def _library(consumer: object, name: str) -> ModuleType:
-    """Return the consumer's library: a package that defines one of its classes and has the attribute `name`."""
+    """Return the consumer's library: a package that defines one of its classes and has an attribute with this name."""
     for base in type(consumer).__mro__:
         module = sys.modules.get(base.__module__.partition(".")[0])
         if module is not None and hasattr(module, name):
@@ -142,7 +143,7 @@ class _AiokafkaInput(Input):
         self._consumer.subscribe(list(topics), listener=listener)
 
     async def _revoked(self) -> None:
-        """Let the batch in progress end before the member rejoins: until then, the commit of the batch is accepted."""
+        """Let the batch in progress end before the member rejoins: until then, the batch's commit is accepted."""
         self.changes += 1
         self._is_assigned = False
         await self._positions.until_idle()

@@ -1,6 +1,6 @@
-"""Sends a transaction's requests to its coordinator, one at a time, and applies the answers.
+"""Sends a transaction's requests to its coordinator, one at a time, and applies the responses.
 
-state.py decides what to send, and outcomes.py defines what an answer means. `initialize`, `commit`, `abort`, `fence`
+state.py decides what to send, and outcomes.py defines what a response means. `initialize`, `commit`, `abort`, `fence`
 and `send_offsets` each run in their own task; `export`, `release` and `committed` run in the caller's, but the requests
 of `export` are sent in their own tasks."""
 
@@ -238,7 +238,7 @@ class Coordinator:
             self._transaction.check(call, TransactionState.IN_TRANSACTION)
 
     def _has_begun(self) -> None:
-        """Note that the coordinator is about to learn of the transaction. From now on, the sender watches the
+        """Record that the coordinator is about to learn of the transaction. From now on, the sender watches the
         time-out."""
         self._transaction.coordinator_hears()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""Builds requests about partitions and offsets for a coordinator, and finds the decisive error code in an answer."""
+"""Builds requests about partitions and offsets for a coordinator, and finds the decisive error code in a response."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def offset_fetch(group_id: str, places: Iterable[TopicPartition]) -> OffsetFetch
 
 
 def committed_offsets(answer: OffsetFetchResponse) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """Return the offsets in an answer to OffsetFetch, with None for a partition without an offset."""
+    """Return the offsets in an OffsetFetch response, with None for a partition without an offset."""
     return {
         TopicPartition(topic.name, partition.partition_index): (
             None
@@ -117,7 +117,7 @@ def committed_offsets(answer: OffsetFetchResponse) -> dict[TopicPartition, Offse
 
 
 def worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitionsToTxnResponse) -> int:
-    """Return the most severe error code in an answer to AddPartitionsToTxn; `asked` are the requested partitions."""
+    """Return the most severe error code in an AddPartitionsToTxn response; `asked` lists the requested partitions."""
     codes = {
         TopicPartition(topic.name, partition.partition_index): partition.partition_error_code
         for topic in response.results_by_topic_v3_and_below
@@ -127,7 +127,7 @@ def worst_of_partitions(asked: Iterable[TopicPartition], response: AddPartitions
 
 
 def worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitResponse) -> int:
-    """Return the most severe error code in an answer to TxnOffsetCommit; `asked` are the requested partitions."""
+    """Return the most severe error code in a TxnOffsetCommit response; `asked` lists the requested partitions."""
     codes = {
         TopicPartition(topic.name, partition.partition_index): partition.error_code
         for topic in response.topics
@@ -137,7 +137,7 @@ def worst_of_offsets(asked: Iterable[TopicPartition], response: TxnOffsetCommitR
 
 
 def worst_of_fetched(asked: Iterable[TopicPartition], response: OffsetFetchResponse) -> int:
-    """Return the most severe error code in an answer to OffsetFetch; `asked` are the requested partitions."""
+    """Return the most severe error code in an OffsetFetch response; `asked` lists the requested partitions."""
     if response.error_code:
         return response.error_code
     codes = {
@@ -157,7 +157,7 @@ def _worst(api: ApiKey, asked: Iterable[TopicPartition], codes: Mapping[TopicPar
     Other codes may be mere consequences: OPERATION_NOT_ATTEMPTED says that another partition was rejected.
 
     Raises:
-        MissingPartitionError: the answer leaves out a partition that was in the request.
+        MissingPartitionError: the response leaves out a partition that was in the request.
     """
     missing = [place for place in asked if place not in codes]
     if missing:

@@ -14,13 +14,14 @@ from aioproducer.transactions.running_calls import RunningCalls
 from aioproducer.transactions.state import Transaction, TransactionState, abortable
 
 LONGEST_OPEN = 0.8
-"""The share of transaction_timeout_ms for which a transaction may stay open uncommitted; the rest is for the abort."""
+"""The share of transaction_timeout_ms for which a transaction may stay open uncommitted; the rest is left for
+the abort."""
 
 
 class Expiry:
     """Watches how long the transaction has been open. Belongs to one event loop.
 
-    `abort` sends the abort to the coordinator. It runs as a separate call, named "expiry".
+    `abort`, which sends the abort to the coordinator, runs as a separate call named "expiry".
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Asks the leaders of partitions whether another producer has already written to them in the same transaction.
 
 On topics with LogAppendTime, a participant asks before it sends its first record to a partition. On these topics, the
-answer to that record would not reveal another writer: the broker drops a batch with the sequence numbers of an earlier
-one, and reports success."""
+response to that record would not reveal another writer: the broker drops a batch with the sequence numbers of an
+earlier one, and reports success."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class FirstWriter:
         return done
 
     def _accept_answer(self, place: TopicPartition, code: int) -> bool:
-        """Return True if the answer is a success, or False if the question must be repeated. Raise any other error."""
+        """Return True if the code means success, or False if the request must be repeated. Raise any other error."""
         action = decide(ApiKey.DESCRIBE_PRODUCERS, code).action
         if action is Action.SUCCEED:
             return True
@@ -158,7 +158,7 @@ class FirstWriter:
 
 
 def _is_of(handle: TransactionHandle, state: DescribeProducersResponse.ProducerState) -> bool:
-    """Return whether a producer has written under the epoch of the transaction. A marker has no sequence number."""
+    """Return whether a producer has written under the transaction's epoch. A marker has no sequence number."""
     return (state.producer_id, state.producer_epoch) == (
         handle.producer_id,
         handle.epoch,

@@ -1,6 +1,6 @@
-"""Sends one request to a coordinator: finds the coordinator, and retries until the answer is final.
+"""Sends one request to a coordinator: finds the coordinator, and retries until the response is final.
 
-outcomes.py defines what an answer means. Each CoordinatorRequests has at most one request in flight."""
+outcomes.py defines what a response means. Each CoordinatorRequests has at most one request in flight."""
 
 from __future__ import annotations
 
@@ -112,11 +112,12 @@ class CoordinatorRequests:
         is_repetition: bool = False,
         deadline: float | None = None,
     ) -> Any:
-        """Send a request, repeatedly if necessary, until the answer is final. Return the answer if it reports success.
+        """Send a request, repeatedly if necessary, until the response is final. Return the response if it reports
+        success.
 
         Args:
             request: the request.
-            code_of: returns the error code in an answer.
+            code_of: returns the error code in a response.
             group: the group whose coordinator gets the request; None for the coordinator of the transactional id.
             is_repetition: True if an earlier call sent the same request and got no answer.
             deadline: the loop time after which no attempt begins; by default, max_block_ms from now.
@@ -157,7 +158,7 @@ class CoordinatorRequests:
         conditions: set[Condition],
         deadline: float,
     ) -> Any:
-        """Find the coordinator and send the request once. Return the answer if it reports success.
+        """Find the coordinator and send the request once. Return the response if it reports success.
 
         Raises:
             _TryAgainError: the request may be sent again.
@@ -203,7 +204,7 @@ class CoordinatorRequests:
         raise self._rejected(request, code, row, key)
 
     def _rejected(self, request: Message, code: int, row: Row, key: Key) -> Exception:
-        """Return the exception for an answer with this error code: _TryAgainError if the request may be sent again."""
+        """Return the exception for a response with this error code: _TryAgainError if the request may be sent again."""
         name = error_name(code)
         error = BrokerError(f"the coordinator answered with {name}", code=code, name=name)
         if row.action is Action.COORDINATOR:
@@ -220,7 +221,7 @@ class CoordinatorRequests:
         return rejection
 
     def _doubt(self, conditions: set[Condition]) -> None:
-        """Note that the coordinator may have carried out an attempt, or may still do so.
+        """Remember that the coordinator may have carried out an attempt, or may still do so.
 
         With transactions v1, an attempt that is carried out late could affect the next transaction in the same epoch
         (for EndTxn, see KAFKA-17754).
@@ -298,7 +299,7 @@ class CoordinatorRequests:
             raise _CoordinatorRefusedError(text + advice(response.error_code), code=response.error_code)
         if response.node_id < 0 or not response.host or not 0 < response.port < 65536:
             raise BrokerConnectionError(
-                f"a broker reported an invalid coordinator of {name!r}: node {response.node_id} at "
+                f"a broker reported an invalid coordinator for {name!r}: node {response.node_id} at "
                 f"{escaped(response.host)}:{response.port}",
                 written=False,
             )

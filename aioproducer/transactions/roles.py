@@ -39,12 +39,12 @@ class Role:
         return None
 
     def is_repetition(self, *, has_time: bool, has_error: bool) -> bool:
-        """Return whether the log already had a batch with the sequence numbers of a partition's first batch,
-        according to the answer to that batch.
+        """Return whether the response to a partition's first batch shows that the log already had a batch with the
+        same sequence numbers.
 
         Args:
-            has_time: True if the answer contains a timestamp (log_append_time_ms).
-            has_error: True if the answer contains an error.
+            has_time: True if the response contains a timestamp (log_append_time_ms).
+            has_error: True if the response contains an error.
         """
         return False
 
@@ -74,8 +74,8 @@ class Participant(Role):
 
         Args:
             partitions: the partitions that only this producer writes to. They never change.
-            detects_repetitions: True if the topics use CreateTime. A successful answer with a timestamp then refers to
-                a batch that was already in the log.
+            detects_repetitions: True if the topics use CreateTime. A successful response with a timestamp then refers
+                to a batch that was already in the log.
         """
         self.partitions = frozenset(partitions)
         self._detects_repetitions = detects_repetitions

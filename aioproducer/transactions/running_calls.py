@@ -128,7 +128,7 @@ class RunningCalls:
             self._leave(name, call)
 
     def _leave(self, name: str, call: asyncio.Task[None]) -> None:
-        """Note that no caller is waiting for this call. If it succeeds, its result is kept in case the call is
+        """Record that no caller is waiting for this call. If it succeeds, its result is kept in case the call is
         repeated."""
         if not call.done():
             self._abandoned.add(name)

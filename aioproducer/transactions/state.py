@@ -134,7 +134,8 @@ class Transaction:
         answered, or other producers also number batches. With v1, the epoch outlives the transaction, so the next
         transaction needs another epoch."""
         self.commit_is_in_doubt = False
-        """True if the commit was sent but not answered. Then the commit may be repeated, but no abort may be sent."""
+        """True if the commit was sent but not answered. In that case, the commit may be repeated, but no abort
+        may be sent."""
         self.partitions: dict[TopicPartition, None] = {}
         """Partitions that belong to the transaction."""
         self.written: dict[TopicPartition, None] = {}
@@ -257,12 +258,12 @@ class Transaction:
         self.doubtful_offsets.clear()
 
     def coordinator_hears(self) -> None:
-        """Note that the coordinator is about to learn of the transaction."""
+        """Record that the coordinator is about to learn of the transaction."""
         self.may_have_started = True
         self.epoch_began_v1 = not self.is_v2
 
     def epoch_changed(self) -> None:
-        """Note that a new epoch has begun: the next batch of each partition starts at sequence 0."""
+        """Record that a new epoch has begun: the next batch of each partition starts at sequence 0."""
         self.epoch_is_spent = self.epoch_began_v1 = False
         self.written.clear()
         self.numbered.clear()
@@ -314,8 +315,8 @@ class Transaction:
     def is_anothers(self, topic: str, partition: int) -> bool:
         """Return whether the partition was exported.
 
-        If this producer also wrote to the partition, some records would be lost even though every answer would be
-        "success".
+        If this producer also wrote to the partition, some records would be lost even though every response would
+        report success.
         """
         return bool(self.exported) and TopicPartition(topic, partition) in self.exported
 
@@ -327,8 +328,7 @@ class Transaction:
         return bool(self.wanted) and (self.state in _OPEN or self.state is _S.PARTICIPANT)
 
     def writes_to(self, topic: str, partition: int) -> None:
-        """Note that records are about to be written to this partition. With v2 this adds the partition to the
-        transaction."""
+        """Mark this partition as about to be written to. With v2, this adds the partition to the transaction."""
         place = TopicPartition(topic, partition)
         self.written[place] = None
         if self.is_v2:
@@ -336,13 +336,13 @@ class Transaction:
             self.partitions[place] = None
 
     def add_joined(self, places: Iterable[TopicPartition]) -> None:
-        """Note that the coordinator has added these partitions to the transaction."""
+        """Record that the coordinator has added these partitions to the transaction."""
         for place in places:
             self.wanted.pop(place, None)
             self.partitions[place] = None
 
     def require_abort(self, error: TransactionError) -> None:
-        """Note that the transaction can no longer be committed. The first cause is kept."""
+        """Record that the transaction can no longer be committed. The first cause is kept."""
         if self.state in _OPEN:
             self.error = error
             self.move(_S.ABORT_REQUIRED)
@@ -351,7 +351,7 @@ class Transaction:
             self.move(_S.FAILED_PARTICIPANT)
 
     def note_rejected(self, number: int, cause: BaseException) -> None:
-        """Note that a record of transaction `number` was rejected without an exception.
+        """Require an abort because a record of transaction `number` was rejected without an exception.
 
         That transaction can no longer be committed, not even by a producer that takes it over. Do nothing if
         the transaction has ended or is about to end, or if this producer is only a participant.
@@ -360,7 +360,7 @@ class Transaction:
             self.require_abort(abortable(self, cause))
 
     def require_reinit(self, error: TransactionError) -> None:
-        """Note that this epoch can no longer be used."""
+        """Record that this epoch can no longer be used."""
         if self.state in (_S.REINIT_REQUIRED, _S.OUTCOME_UNKNOWN, _S.FAILED_PARTICIPANT):
             return
         self.error = error

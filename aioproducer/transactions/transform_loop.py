@@ -86,7 +86,7 @@ class TransformLoop:
                 raised.
 
         Raises:
-            InvalidArgumentError: an argument is not as described.
+            InvalidArgumentError: an argument is invalid.
         """
         if not isinstance(producer, Transactional):
             raise InvalidArgumentError(
@@ -268,7 +268,7 @@ class TransformLoop:
         """End the loop if this producer epoch cannot be used again.
 
         Raises:
-            TransactionReinitError: the reason, even if `error` is a different KafkaError that the reason has caused.
+            TransactionReinitError: the underlying error, even if `error` is another KafkaError that resulted from it.
         """
         transaction = self._producer._transaction
         if transaction.state not in (TransactionState.REINIT_REQUIRED, TransactionState.OUTCOME_UNKNOWN):

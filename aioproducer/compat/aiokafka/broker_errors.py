@@ -1,4 +1,4 @@
-"""The classes of aiokafka.errors that have a Kafka error code, a table of them, and the base of all classes.
+"""The aiokafka.errors classes that have a Kafka error code, a table of them, and their base class.
 
 Users import these names from errors.py."""
 
@@ -10,7 +10,7 @@ from aioproducer.errors import KafkaError
 
 
 class AiokafkaError(KafkaError, RuntimeError):
-    """The base of the classes here and in errors.py. All aiokafka errors are RuntimeErrors."""
+    """The base class of the errors here and of most in errors.py. Like aiokafka's KafkaError, it is a RuntimeError."""
 
 
 class BrokerResponseError(AiokafkaError):

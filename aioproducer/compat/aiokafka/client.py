@@ -75,7 +75,7 @@ class Client:
             KafkaConnectionError: no broker answered.
         """
         if not await self.force_metadata_update():
-            raise KafkaConnectionError("no broker answered a request for metadata")
+            raise KafkaConnectionError("no broker responded to a metadata request")
         return self.cluster
 
     # OpenTelemetry's instrumentation of aiokafka reads the following two properties.

@@ -2,7 +2,7 @@
 
     from aioproducer.compat.aiokafka.errors import KafkaError, KafkaTimeoutError, NotEnoughReplicasError
 
-An error that the compat producer raises is an aioproducer error, with its fields and its text, and also an instance
+Each error that the compat producer raises is an aioproducer error, with the usual fields and text, and also an instance
 of the classes that aiokafka's producer would have raised in the same situation; translation.py decides which. Errors
 that concern only consumers or administration can be imported, but are never raised.
 
@@ -315,7 +315,7 @@ class UnsupportedCodecError(AiokafkaError):
 
 
 class KafkaConfigurationError(AiokafkaError):
-    """A setting is unknown, malformed or contradicts another one. It is also a ValueError."""
+    """A setting is unknown or malformed, or contradicts another one. It is also a ValueError."""
 
 
 class QuotaViolationError(AiokafkaError):

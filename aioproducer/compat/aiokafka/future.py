@@ -52,7 +52,7 @@ class Future:
         return self._delivery.get_loop()
 
     def done(self) -> bool:
-        """Return whether the record has its result."""
+        """Return whether the record's result is known or the wait was cancelled."""
         return self._delivery.done()
 
     def cancelled(self) -> bool:
@@ -84,7 +84,7 @@ class Future:
     def add_done_callback(
         self, callback: Callable[[Future], object], *, context: Context | None = None
     ) -> None:
-        """Call `callback(self)` in the event loop when the record has its result."""
+        """Call `callback(self)` in the event loop when the record's result is known or the wait is cancelled."""
         self._delivery.add_done_callback(_Callback(self, callback), context=context)
 
     def remove_done_callback(self, callback: Callable[[Future], object]) -> int:

@@ -18,7 +18,7 @@ from aioproducer.compat.aiokafka.translation import aiokafka_errors
 
 
 class AIOKafkaProducer:
-    """A replacement for aiokafka's producer: existing code only has to change its imports.
+    """A replacement for aiokafka's producer: in existing code, only the imports have to change.
 
         from aioproducer.compat.aiokafka import AIOKafkaProducer
         from aioproducer.compat.aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
@@ -90,7 +90,7 @@ class AIOKafkaProducer:
             await self.producer.__aexit__(None, None, None)
 
     async def flush(self) -> None:
-        """Wait until all records have their results."""
+        """Wait until the results of all records are known."""
         with aiokafka_errors:
             await self.producer.flush()
 
@@ -111,7 +111,7 @@ class AIOKafkaProducer:
             KafkaTimeoutError: the buffer stayed full for max_block_ms. The record was not sent.
             UnknownTopicOrPartitionError: the topic or the partition did not appear within max_block_ms.
             MessageSizeTooLargeError, TypeError: the record is not valid.
-            ProducerClosed: the producer is stopped.
+            ProducerClosed: the producer has been stopped.
             IllegalOperation: the producer was not started, or it is transactional and no transaction is open.
             Others: any exception that a serializer raises.
         """
@@ -132,8 +132,9 @@ class AIOKafkaProducer:
         """Send a record without lingering. Return its metadata when it is acknowledged, or None with acks=0.
 
         Raises:
-            KafkaError: those of `send`, and the error of a failed record, such as NotEnoughReplicasError. The latter is
-                also an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the log.
+            KafkaError: as in `send`, or the record failed, for example with NotEnoughReplicasError. In the latter case,
+                the error is also an `aioproducer.DeliveryError`, whose `outcome` says whether the record may be in the
+                log.
         """
         key, value = await self._serialized(key, value)
         with aiokafka_errors:
@@ -161,7 +162,7 @@ class AIOKafkaProducer:
         """Send a batch from `create_batch`. The result of the future is the metadata of the first record.
 
         Raises:
-            KafkaError: those of `send`.
+            KafkaError: as in `send`.
         """
         inner: Batch = batch._batch if isinstance(batch, BatchBuilder) else batch
         with aiokafka_errors:
@@ -198,7 +199,7 @@ class AIOKafkaProducer:
         Raises:
             ProducerFenced: another producer uses the transactional id.
             IllegalOperation: no transaction is open.
-            KafkaError: a record failed; this error is also an instance of the class of the record's error. Call
+            KafkaError: a record failed; this error is also an instance of the record's error class. Call
                 abort_transaction().
         """
         with aiokafka_errors:

@@ -28,7 +28,7 @@ def translated_settings(given: dict[str, Any]) -> dict[str, Any]:
     """
     settings = {name: value for name, value in given.items() if not _is_left_out(name, value)}
     without_effect = {name: settings.pop(name) for name in _WITHOUT_EFFECT if name in settings}
-    check_keywords(settings)  # first, because it wraps the secrets: any warning may be an error
+    check_keywords(settings)  # first, because it wraps the secrets; a warning may be raised as an error
     _warn_of(without_effect)
     _settle_idempotence(settings)
     _settle_sasl(settings)

@@ -1,1 +1,1 @@
-"""A real Apache Kafka, running in separate processes."""
+"""A real Kafka cluster, running in separate processes."""

@@ -1,4 +1,4 @@
-"""The requests with which ApacheKafka checks its brokers and creates topics, each over a separate connection."""
+"""The requests that ApacheKafka uses to check its brokers and create topics, each over a separate connection."""
 
 from __future__ import annotations
 

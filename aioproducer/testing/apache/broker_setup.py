@@ -16,7 +16,7 @@ from aioproducer.testing.apache.listeners import CONTROLLER, INTERNAL, Listener,
 HOST = "127.0.0.1"
 _MOST_CONTROLLERS = 5
 
-# Limits for the excerpt of a log that an error text shows.
+# Limits for the log excerpt in an error text.
 _ERRORS = 3
 _LINES_OF_AN_ERROR = 6
 _LINES_BEHIND_ERRORS = 5
@@ -182,7 +182,7 @@ def what_went_wrong(log: Path, since: int = 0) -> str:
 def controller_count(brokers: int) -> int:
     """Return the number of brokers that are also controllers.
 
-    The number is odd: with one controller more, the quorum would not tolerate more failures.
+    The number is odd, because one more controller would not let the quorum tolerate more failures.
     """
     most = min(brokers, _MOST_CONTROLLERS)
     return most if most % 2 else most - 1

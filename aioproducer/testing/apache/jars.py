@@ -1,4 +1,4 @@
-"""The requirements of a Java server: a Java runtime, and the server's files, which are fetched once into a cache.
+"""What a Java server requires: a Java runtime, and the server's files, which are fetched once into a cache.
 
 ApacheKafka and SchemaRegistry use this module. Run as a script, this file fetches the files of one version with jgo. A
 separate process does this because it can be killed at any time, and keeps jgo's imports and warnings out of the tests.
@@ -38,23 +38,23 @@ _SLF4J_SIMPLE = (
 )
 _INSTALL = "pip install 'aioproducer[kafka]'"
 _ALWAYS = (
-    "-XX:-UsePerfData",  # the file with the performance data would outlive a killed process
+    "-XX:-UsePerfData",  # the performance data file would outlive a killed process
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
 _POLL = 0.05
-"""Seconds between two attempts to acquire the lock."""
+"""Seconds between attempts to acquire the lock."""
 
 # A fixed name, because __name__ is "__main__" when this file runs as a script.
 _logger = logging.getLogger("aioproducer.testing")
 
 
 class ApacheKafkaError(RuntimeError):
-    """A real Kafka could not be fetched, started or controlled. If a log shows the cause, the text quotes the log."""
+    """Kafka could not be fetched, started or controlled. If a log shows the cause, the error text quotes it."""
 
 
 class ApacheKafkaMissingError(ApacheKafkaError):
-    """The dependencies of a real Kafka are not installed: pip install 'aioproducer[kafka]'."""
+    """The dependencies for running Kafka are not installed: pip install 'aioproducer[kafka]'."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Download:
 
     @property
     def what(self) -> str:
-        return f"the {self.contents} of {self.title}"
+        return f"the {self.title} {self.contents}"
 
 
 def kafka_jars(version: str) -> Download:
@@ -243,16 +243,16 @@ async def _fetch_in_child(download: Download, target: Path, children: ChildProce
     what, title = download.what, download.title
     if importlib.util.find_spec("jgo") is None:
         raise download.server.missing_error(
-            f"{what} are not in {target.parent} and jgo, which would fetch them, is not installed; run {_INSTALL}"
+            f"{what} are not in {target.parent}, and jgo, which would fetch them, is not installed; run {_INSTALL}"
         )
     scratch = target.with_name(f"{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
     scratch.mkdir()
     # jgo considers any file in its repository complete, so a broken download must not stay there.
     environment = {**os.environ, "M2_REPO": str(scratch / "repository")}
-    # A warning, because warnings are shown by default: it explains the long wait, which happens only once.
+    # This is a warning because warnings are shown by default; it explains the long wait, which happens only once.
     _logger.warning(
-        "Fetching %s from Maven Central into %s: about %s, only once", title, target, download.size
+        "Fetching %s from Maven Central into %s (about %s, only once)", title, target, download.size
     )
     began = time.monotonic()
     try:
@@ -301,7 +301,7 @@ def fetch_kafka(version: str, target: Path) -> None:
     artifacts = jgo.resolve(
         f"org.apache.kafka:kafka_{_SCALA}:{version}+org.slf4j:slf4j-simple:{_SLF4J_SIMPLE}"
     )
-    # Only the jar of the tools is added. The tools' other dependencies are for Kafka Connect, would double the number
+    # Only the tools' own jar is added. The tools' other dependencies are for Kafka Connect, would double the number
     # of jars, and in 3.9 include a second logger, which would keep the brokers' logs empty.
     tools = MavenContext().project("org.apache.kafka", "kafka-tools").at_version(version).artifact()
     for artifact in (*artifacts, tools):

@@ -1,10 +1,10 @@
-"""A real Apache Kafka for tests: its brokers are child processes, which end with the block that started them.
+"""A real Kafka cluster for tests: its brokers are child processes, which end with the block that started them.
 
     async with ApacheKafka(brokers=3, config={"min.insync.replicas": 2}) as kafka:
         await kafka.create_topic("t", partitions=6, replication_factor=3)
         await kafka.kill(await kafka.leader("t", 0))
 
-It needs either the extra `aioproducer[kafka]`, or Java 17 or newer and previously fetched jars. POSIX only.
+It needs either the `aioproducer[kafka]` extra, or Java 17 or newer and previously fetched jars. POSIX only.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from aioproducer.testing.apache.tools import LEAN_JVM, run_tool
 __all__ = ["ApacheKafka", "ApacheKafkaError", "ApacheKafkaMissingError", "ApacheNode"]
 
 _POLL = 0.05
-"""Seconds between two requests to a broker that is not ready yet."""
+"""Seconds between requests to a broker that is not ready yet."""
 
 _QUORUM_WAIT = 10.0
-"""Seconds after which a broker that shuts down without a quorum of controllers is killed. When several controllers shut
-down together, the last one takes 5 s. A broker that still leads partitions would wait for minutes."""
+"""How many seconds a broker may take to shut down without a controller quorum before it is killed. When several
+controllers shut down together, the last one takes 5 s. A broker that still leads partitions would wait for minutes."""
 
 _logger = logging.getLogger("aioproducer.testing")
 
@@ -93,8 +93,8 @@ class ApacheKafka:
     An ApacheKafka can be used from several event loops, one after the other. If it fails to start, or the block raises
     an exception, the logs are kept, and the error names their directory. Its processes, and no others, are killed when
     the block ends or is cancelled, on Ctrl-C, and when the interpreter exits, even if the interpreter is killed. (In
-    that case, they live on until all processes that the interpreter forked without exec, as multiprocessing does, have
-    also ended.)
+    that case, they live on until every process that the interpreter forked without exec, for example through
+    multiprocessing, has also ended.)
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ApacheKafka:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Neither a cancellation nor Ctrl-C means that the code in the block has failed.
+        # Neither cancellation nor Ctrl-C means that the code in the block has failed.
         if not isinstance(exc, Exception):
             self._held.release()
         elif kept := self._held.release_but_logs(self._brokers):
@@ -182,12 +182,12 @@ class ApacheKafka:
     async def start(self) -> None:
         """Start the brokers, and return when each of them answers and sees all the others.
 
-        A cancellation ends the processes that were started. `async with` calls this method; if you call it yourself,
+        Cancelling ends the processes that were started. `async with` calls this method; if you call it yourself,
         you must also call `stop()`.
 
         Raises:
-            ApacheKafkaMissingError: the extra `aioproducer[kafka]` is not installed.
-            ApacheKafkaError: a broker ended or was not ready in time; the error text contains lines of its log.
+            ApacheKafkaMissingError: the `aioproducer[kafka]` extra is not installed.
+            ApacheKafkaError: a broker ended or was not ready in time; the error text contains lines from its log.
         """
         if self._resources is not None:
             raise RuntimeError("an ApacheKafka can be started only once")
@@ -219,8 +219,8 @@ class ApacheKafka:
     async def stop(self, *, keep_logs: bool = False) -> None:
         """Kill all brokers and remove the temporary directory. This method awaits nothing, so it can't be cancelled.
 
-        With `keep_logs`, configuration and logs stay, and a warning with their location is logged. If `start()` was
-        never called, `stop()` does nothing.
+        With `keep_logs`, configuration and logs are kept, and a warning with their location is logged. If `start()`
+        was never called, `stop()` does nothing.
         """
         if self._resources is None:
             return
@@ -230,7 +230,7 @@ class ApacheKafka:
             _logger.warning("%s", kept)
 
     async def kill(self, node_id: int) -> None:
-        """Kill a broker (SIGKILL): it flushes nothing, hands over no leadership, and its connections break."""
+        """Kill a broker (SIGKILL): it neither flushes anything nor hands over leadership, and its connections break."""
         broker = self._broker(node_id)
         self._held.children.kill(self._process(broker))
         broker.is_paused = False
@@ -248,7 +248,7 @@ class ApacheKafka:
         broker.is_paused = False
 
     async def stop_broker(self, node_id: int) -> None:
-        """Shut a broker down gracefully (SIGTERM): it first hands over its leaderships.
+        """Shut a broker down gracefully (SIGTERM): it first hands over leadership of its partitions.
 
         If half or more of the controllers are down or paused, no controller can confirm the shutdown, and the broker
         is killed after 10 s. If the call is cancelled, the broker continues to shut down.
@@ -309,7 +309,7 @@ class ApacheKafka:
 
         The tools are Java classes: `kafka-dump-log` is org.apache.kafka.tools.DumpLogSegments in Kafka 4 and
         kafka.tools.DumpLogSegments in 3.9; the scripts in Kafka's bin directory contain the names of their classes.
-        They run in `directory`, so relative paths refer to it. Cancelling ends the tool.
+        They run in `directory`, so relative paths start there. Cancelling ends the tool.
 
         Raises:
             ApacheKafkaError: the tool exited with a code other than 0, or did not exit within start_timeout; the error
@@ -400,7 +400,7 @@ class ApacheKafka:
             broker.write_files(voters, len(self._brokers), self._listeners, self._config)
 
     async def _format(self) -> None:
-        """Write the cluster id and the initial metadata to each broker's data directory that does not contain them."""
+        """Write the cluster id and the initial metadata to the data directories that do not contain them yet."""
         tools = {
             broker: self._run(
                 broker,
@@ -417,7 +417,7 @@ class ApacheKafka:
         for broker, tool in tools.items():
             if await self._held.children.wait(tool) != 0:
                 raise ApacheKafkaError(
-                    f"the storage of broker {broker.id} could not be formatted:\n{broker.what_went_wrong()}"
+                    f"broker {broker.id}'s storage could not be formatted:\n{broker.what_went_wrong()}"
                 )
 
     async def _start(self, brokers: Sequence[ApacheBroker]) -> None:

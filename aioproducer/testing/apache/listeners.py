@@ -42,9 +42,7 @@ def declared(listeners: Mapping[str, Mapping[str, Setting]]) -> tuple[Listener, 
     found = {CLIENT: Listener(CLIENT)}
     for name, settings in listeners.items():
         if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-            raise ValueError(
-                f"the name of a listener must be upper case, such as CLIENT or SECURE, not {name!r}"
-            )
+            raise ValueError(f"a listener's name must be upper case, such as CLIENT or SECURE, not {name!r}")
         if name in (INTERNAL, CONTROLLER):
             raise ValueError(f"listener {name} is reserved for the brokers: give yours another name")
         protocol = settings.get(_PROTOCOL)

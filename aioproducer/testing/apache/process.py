@@ -1,4 +1,4 @@
-"""The operating-system processes of one real Kafka, which are started and ended together.
+"""The operating-system processes of one real Kafka cluster, which are started and ended together.
 
 ApacheKafka uses this module to start its brokers and tools. Run as a script, this file is the watchdog: a small
 process at the other end of a pipe. When the test process ends, however suddenly, the watchdog kills the child
@@ -24,7 +24,7 @@ _GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
 
 The shell ends if its input is closed before that."""
 _POLL = 0.02
-"""Seconds between two polls of a process."""
+"""Seconds between polls of a process."""
 
 
 class ChildProcesses:
@@ -86,7 +86,7 @@ class ChildProcesses:
 
     async def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait until `process` ends, and return its exit code. Cancelling the call leaves the process running."""
-        # This polls, because a child watcher would belong to one event loop, but the child does not.
+        # This polls because a child watcher would belong to one event loop, which the child does not.
         while (code := process.poll()) is None:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self._forget(process)

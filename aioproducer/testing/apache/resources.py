@@ -15,7 +15,7 @@ from aioproducer.testing.apache.process import ChildProcesses
 
 
 class Resources:
-    """Resources held from start to stop. Releasing them awaits nothing, so a cancellation can't interrupt it."""
+    """Resources held from start to stop. Releasing them awaits nothing, so cancellation can't interrupt it."""
 
     def __init__(self, chosen_directory: Path | None, owner: str = "Kafka") -> None:
         """Create the directory and start the watchdog; `owner` is the server's name, for messages."""

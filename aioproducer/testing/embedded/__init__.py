@@ -1,1 +1,1 @@
-"""EmbeddedCluster: a Kafka cluster inside the process of a test."""
+"""EmbeddedCluster: a Kafka cluster inside the test's own process."""

@@ -1,7 +1,7 @@
 """A scripted authorizer. The handlers call it where Kafka's brokers check ACLs.
 
 Everything that no rule denies is allowed. As with Kafka's ACLs, denying WRITE does not deny DESCRIBE, and a rule
-for "*" covers every name. This module does not depend on the formats of requests.
+for "*" covers every name. This module does not depend on request formats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WILDCARD = "*"
 
 
 class Operation(Enum):
-    """The operations of Kafka's AclOperation that a producer or a consumer needs."""
+    """The operations in Kafka's AclOperation that a producer or a consumer needs."""
 
     ALL = "All"
     READ = "Read"

@@ -1,6 +1,6 @@
 """One broker: its state, its listening socket, and a task per connection.
 
-A broker knows neither the cluster nor the requests: `connections` serves its connections.
+A broker knows nothing about the cluster or the requests: `connections` serves its connections.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ _BEFORE_AUTHENTICATION = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SAS
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 PAUSE_BETWEEN_AUTHENTICATIONS = 1.0
-"""The minimum time in seconds between two authentications of a connection. Kafka's KafkaChannel rejects a
+"""The minimum time in seconds between authentications on a connection. Kafka's KafkaChannel rejects a
 re-authentication that comes sooner."""
 
 LATEST_EXPIRY = 2.0**53
-"""The largest valid "exp" of a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
+"""The largest valid "exp" in a token, in seconds since 1970. Larger values, such as Infinity, make a token invalid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +40,11 @@ class Session:
     """The broker's state for one connection."""
 
     principal: str = ANONYMOUS
-    """The principal of the client, as ACLs name it: "User:alice"."""
+    """The client's principal, as ACLs name it: "User:alice"."""
 
 
 class AuthenticationRefused(Exception):
-    """The authentication of a client failed; the message is sent to the client."""
+    """A client failed to authenticate; the message is sent to the client."""
 
 
 class Security:
@@ -74,7 +74,7 @@ class Security:
                 empty to disable SASL.
             users: Passwords by user name, for PLAIN and SCRAM.
             delegation_tokens: The owner and the HMAC of each delegation token, by token id (KIP-48).
-            keytab: The keytab of the brokers, for GSSAPI (which requires the gssapi package).
+            keytab: The brokers' keytab, for GSSAPI (which requires the gssapi package).
             session_lifetime: Seconds within which a connection must re-authenticate (KIP-368); 0: no limit. If there is
                 a limit, a session also ends when its OAUTHBEARER token expires.
             session_slack: Extra seconds before a connection is closed, for tests on slow machines.
@@ -167,7 +167,7 @@ class Exchange(Protocol):
     principal: str
     """Empty until the authentication has succeeded."""
     lifetime: float
-    """Seconds for which the credentials are valid; 0: no limit."""
+    """How many seconds the credentials are valid for; 0: no limit."""
 
     def step(self, message: bytes) -> bytes:
         """Return the response to a client's message. Raises AuthenticationRefused."""

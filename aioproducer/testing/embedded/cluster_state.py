@@ -1,6 +1,7 @@
-"""The state that all brokers of a cluster share. The handlers know their cluster only as a ClusterState.
+"""The state that all brokers in a cluster share. The handlers know their cluster only as a ClusterState.
 
-Controller has the topics. This class adds the coordinators, faults and limits, and stops and restarts single brokers.
+Controller has the topics. This class adds the coordinators, faults and limits, and stops and restarts individual
+brokers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ClusterState(Controller):
         self.authorizer = Authorizer()
         """The operations that are denied to clients; see `Authorizer.deny`."""
         self.quotas = Quotas()
-        """The limits of clients; see `set_quota`."""
+        """The clients' limits; see `set_quota`."""
         self.security = security
         self.telemetry = Telemetry()
         """The metrics that the cluster requests from clients, and those that they have pushed."""
@@ -68,7 +69,7 @@ class ClusterState(Controller):
     # Brokers
 
     async def stop_broker(self, node: int) -> None:
-        """Stop a broker as a crash would: its connections break, and its partitions get other leaders immediately."""
+        """Stop a broker as a crash would: its connections break, and its partitions get new leaders immediately."""
         self.crash_broker(node)
         await self.broker(node).wait_stopped()
 
@@ -114,7 +115,7 @@ class ClusterState(Controller):
             fenced_after: If None, the controller does not notice: the broker keeps its leadership, and its replicas
                 count as up to date, so the other brokers' partitions remain available. Otherwise, its replicas stop
                 fetching, so acks=all waits for them. After this many seconds (broker.session.timeout.ms), the
-                controller fences the broker: it leaves the ISRs, and its partitions get other leaders. When it thaws,
+                controller fences the broker: it leaves the ISRs, and its partitions get new leaders. When it thaws,
                 it rejoins the ISRs.
         """
         self.broker(node).freeze()

@@ -30,7 +30,7 @@ _XERIAL_MAGIC = XERIAL_HEADER[:8]
 _GZIP_CONTAINER = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
-# The flags of a frame
+# Frame flags
 _LZ4_BLOCK_INDEPENDENCE = 0x20
 _LZ4_CONTENT_CHECKSUM = 0x04
 _LZ4_STORED = 1 << 31

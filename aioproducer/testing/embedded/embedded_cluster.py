@@ -61,17 +61,17 @@ class EmbeddedCluster(ClusterState):
         Args:
             brokers: The number of brokers; their node ids start at 0.
             port: The first broker's port; the others use the ports after it. 0 lets the system choose each port.
-            topics: Topics to create at the first start, with their numbers of partitions.
+            topics: Topics to create at the first start, with their partition counts.
             auto_create: Whether to create a missing topic when a client requests its metadata and allows its creation.
             default_partitions: The number of partitions for a topic that is created without a partition count.
             replication_factor: The number of replicas of a partition; None: 3, or the number of brokers if it is lower.
             min_insync_replicas: The number of replicas that must be in sync for acks=all.
             max_message_bytes: The maximum size of a batch, in bytes.
             versions: The Kafka release to imitate, from "0.11" to "4.3", or "azure-event-hubs".
-            transaction_version: The finalized level of the feature transaction.version: 2 for transactions v2
+            transaction_version: The finalized level of the transaction.version feature: 2 for transactions v2
                 (KIP-890), 1 or 0 for v1. Releases before 4.0 do not have the feature and behave as if the level were 0.
             host: The address to listen on, which is also advertised to clients.
-            clock: A function that returns the seconds since 1970, for timestamps and the time-outs of transactions.
+            clock: A function that returns the seconds since 1970, for timestamps and transaction time-outs.
             random: The source of random ids, such as topic ids.
             security: TLS, SASL and sessions; None for PLAINTEXT.
             collects_metrics: Whether to offer the APIs through which clients push metrics (KIP-714); see `telemetry`.

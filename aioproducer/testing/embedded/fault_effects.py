@@ -1,4 +1,4 @@
-"""The effects of scripted faults on brokers, on connections and on the sending of responses.
+"""The effects of scripted faults on brokers, connections and responses.
 
 `connections` calls these functions for the faults that FaultScript found for a request. Scripted errors and omitted
 partitions are left to the handlers.

@@ -1,8 +1,8 @@
 """Scripted faults: which requests fail, how, and how often.
 
 Tests add faults, and each broker takes those that match the request that it has just read. This module only selects
-faults. fault_effects applies them to brokers, connections and the sending of responses; the handlers apply errors and
-omissions. VerificationFaults affect the questions that leaders ask coordinators; here, these are calls, not requests.
+faults. fault_effects applies them to brokers, connections and responses; the handlers apply errors and omissions.
+VerificationFaults affect the questions that leaders ask coordinators, which are function calls here, not requests.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Fault:
     skip: int
     """The number of further matching requests that will pass unaffected."""
     hits: int = 0
-    """The number of requests that have met this fault so far."""
+    """The number of requests that have hit this fault so far."""
     _hit: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     @property
     def is_used_up(self) -> bool:
-        """True if no further request will meet the fault."""
+        """True if no further request will hit the fault."""
         return self.hits >= self.count
 
     async def reached(self, hits: int = 1) -> None:
-        """Wait until `hits` requests have met this fault. Wrap the call in asyncio.timeout()."""
+        """Wait until `hits` requests have hit this fault. Wrap the call in asyncio.timeout()."""
         while self.hits < hits:
             await self._hit.wait()
             self._hit.clear()
@@ -81,7 +81,7 @@ class Fault:
         return any(self.concerns(topic, partition) for topic, partition in targets)
 
     def take(self) -> None:
-        """Count one request that met this fault."""
+        """Count one request that hit this fault."""
         self.hits += 1
         self._hit.set()
 
@@ -216,7 +216,7 @@ class FaultScript:
                 )
 
     def clear(self) -> None:
-        """Remove all faults. Requests that have already met one are still affected."""
+        """Remove all faults. Requests that have already hit one are still affected."""
         self._faults.clear()
 
     def take(self, api_key: ApiKey, node: int, targets: Sequence[Target]) -> list[Fault]:

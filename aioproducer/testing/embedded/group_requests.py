@@ -1,6 +1,6 @@
 """The handlers for requests from the members of consumer groups: JoinGroup, SyncGroup, Heartbeat and LeaveGroup.
 
-The docstring of each handler lists the changes in each version of its API. ClassicGroup makes the decisions.
+Each handler's docstring lists the changes in each version of its API. ClassicGroup makes the decisions.
 """
 
 from __future__ import annotations

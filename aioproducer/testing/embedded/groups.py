@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class GroupCoordinator:
-    """Acts as every group coordinator of a cluster; methods that act as one broker take its node id."""
+    """Acts as all the group coordinators in a cluster; methods that act as one broker take its node id."""
 
     def __init__(self, cluster: Controller) -> None:
         """Create the coordinator. Its topic is created by the first request for a coordinator."""
@@ -57,7 +57,7 @@ class GroupCoordinator:
         self._cluster.move_leader(TOPIC, self.partition_of(group).index, to_node)
 
     def hold_loading(self) -> None:
-        """Delay the loading of logs: from now on, a new coordinator answers with COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay log loading: from now on, a new coordinator answers with COORDINATOR_LOAD_IN_PROGRESS."""
         self._states.hold_loading()
 
     def release_loading(self) -> None:

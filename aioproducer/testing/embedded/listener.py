@@ -13,7 +13,7 @@ import socket
 from typing import Any
 
 TURNS = 10
-"""The maximum number of turns of the loop to wait for the transports of accepted connections."""
+"""The maximum number of loop turns to wait for accepted connections to get their transports."""
 
 
 class CountingListener(socket.socket):

@@ -114,7 +114,7 @@ UNVERIFIED = VerificationGuard(0, 0, False)
 
 
 class PartitionLog:
-    """Batches in order of their offsets, with the producer state that idempotence relies on."""
+    """Batches in offset order, with the producer state that idempotence relies on."""
 
     def __init__(self, config: LogConfig) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Transaction markers on their way from a coordinator to the leaders of the partitions (WriteTxnMarkers).
+"""Transaction markers on their way from a coordinator to the partition leaders (WriteTxnMarkers).
 
 TransactionCoordinator calls `write` for each prepared transaction whenever something has changed, until all markers of
 the transaction are written and replicated. Kafka does this in TransactionMarkerChannelManager.

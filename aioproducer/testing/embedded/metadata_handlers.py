@@ -1,6 +1,6 @@
 """The handlers for requests about the cluster: ApiVersions, Metadata, FindCoordinator and CreateTopics.
 
-The docstring of each handler lists the changes in each version of its API. These requests change the cluster only by
+Each handler's docstring lists the changes in each version of its API. These requests change the cluster only by
 creating topics: CreateTopics and Metadata create the requested topics, and FindCoordinator creates the internal ones.
 """
 

@@ -1,6 +1,6 @@
 """The handlers for requests about group offsets: OffsetCommit, TxnOffsetCommit and OffsetFetch.
 
-The docstring of each handler lists the changes in each version of its API.
+Each handler's docstring lists the changes in each version of its API.
 """
 
 from __future__ import annotations

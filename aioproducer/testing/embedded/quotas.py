@@ -1,8 +1,8 @@
-"""Quotas by client id, and the time for which a client that exceeds its quota is muted.
+"""Quotas per client id, and how long a client that exceeds its quota is muted.
 
 As in Kafka's ClientQuotaManager, each broker sums up a client's usage in eleven windows of one second. A client whose
-mean rate exceeds the limit is muted until the mean is back at the limit. EmbeddedBroker calls this module after each
-request and passes its event loop's time.
+mean rate exceeds the limit is muted until the mean is back at the limit. `connections` calls this module after each
+request and passes the event loop's time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ WINDOWS = 11
 
 
 class Quota(NamedTuple):
-    """The limits of a client on one broker; None means no limit."""
+    """A client's limits on one broker; None means no limit."""
 
     producer_byte_rate: float | None = None
-    """The bytes of Produce requests per second."""
+    """Bytes of Produce requests per second."""
     request_percentage: float | None = None
     """The percentage of one request thread's time; 200 is two threads' time."""
 
@@ -47,7 +47,10 @@ class Rate:
             self._windows[-1] = start, total + value
 
     def throttle(self, limit: float, now: float) -> float:
-        """Return the seconds until the rate falls to the limit if no values follow. Call this right after `record`."""
+        """Return how many seconds the rate takes to fall to the limit if no values follow.
+
+        Call this right after `record`.
+        """
         start = self._windows[0][0]
         elapsed = now - start
         # At least ten windows count as elapsed, so that the first request does not cause an enormous rate.
@@ -57,7 +60,7 @@ class Rate:
 
 
 class Quotas:
-    """The quotas of a cluster, and the rates of its clients."""
+    """A cluster's quotas, and its clients' rates."""
 
     def __init__(self) -> None:
         self._quotas: dict[str | None, Quota] = {}
@@ -75,7 +78,7 @@ class Quotas:
         self._quotas[client_id] = quota
 
     def throttle(self, node: int, client_id: str, *, size: int, seconds: float, now: float) -> float:
-        """Record a request; return the seconds for which its connection is to be muted.
+        """Record a request; return how many seconds to mute its connection for.
 
         Args:
             node: The broker that served the request; each broker has its own rates.
@@ -102,7 +105,7 @@ class Quotas:
 
 
 class Timed(Generic[T]):
-    """Awaits a coroutine and adds up the time for which it runs, not counting the time for which it waits."""
+    """Awaits a coroutine and adds up the time that it spends running, not waiting."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], clock: Callable[[], float]) -> None:
         self.seconds = 0.0

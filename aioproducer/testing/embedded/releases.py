@@ -64,8 +64,8 @@ _SINCE: dict[ApiKey, str] = {
 
 _EVENT_HUBS_CEILINGS: dict[ApiKey, int] = {
     # According to clients' logs, Event Hubs serves Metadata without topic ids (9) and OffsetFetch 8, even though its
-    # Produce has topic ids (13). One client works around this combination. The other versions are those of a
-    # Kafka release of the same age.
+    # Produce has topic ids (13). One client works around this combination. The other versions match a Kafka release
+    # of the same age.
     ApiKey.PRODUCE: 13,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 8,
@@ -131,7 +131,7 @@ class Release:
     verifies_transactions: bool = False
     """True if a leader asks the coordinator before it appends the first batch in a transaction (KIP-890)."""
     transaction_version: int = 0
-    """The highest level of the feature transaction.version; 0: the release does not have it."""
+    """The highest level of the transaction.version feature; 0: the release does not have it."""
     is_before_4: bool = True
     """True if topics have the settings and the defaults of releases before Kafka 4.0 (KIP-724, KIP-937, KIP-1030)."""
 

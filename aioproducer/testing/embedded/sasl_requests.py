@@ -1,6 +1,6 @@
 """The handlers for SASL authentication: SaslHandshake and SaslAuthenticate.
 
-The docstring of each handler lists the changes in each version of its API. `broker_security` implements the mechanisms.
+Each handler's docstring lists the changes in each version of its API. `broker_security` implements the mechanisms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An internal topic whose partition leaders are the coordinators of transactions or groups.
 
-The leader of a key's partition coordinates the key. A new leader reads the partition's log; until it has finished,
+The leader of a key's partition is the key's coordinator. A new leader reads the partition's log; until it has finished,
 requests are answered with COORDINATOR_LOAD_IN_PROGRESS.
 """
 
@@ -82,7 +82,7 @@ class StateTopic(Generic[State]):
         return self.name in self._cluster.topics
 
     def leader(self, key: str) -> int:
-        """Return the node id of the coordinator of `key`; -1 if it currently has none."""
+        """Return the node id of `key`'s coordinator; -1 if it currently has none."""
         return self.partition_of(key).leader
 
     def state_at(self, node: int, key: str) -> State:
@@ -119,7 +119,7 @@ class StateTopic(Generic[State]):
                     yield partition, state
 
     def hold_loading(self) -> None:
-        """Delay the loading of logs: from now on, new leaders answer with COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay log loading: from now on, new leaders answer with COORDINATOR_LOAD_IN_PROGRESS."""
         self._is_loading_held = True
 
     def release_loading(self) -> None:

@@ -57,8 +57,8 @@ class Telemetry:
         """Request metrics from all clients from now on, as `kafka-client-metrics.sh` does.
 
         Args:
-            metrics: prefixes of metric names; "" stands for all. An empty sequence requests no metrics.
-            interval_ms: the time between two pushes from a client.
+            metrics: metric name prefixes; "" stands for all. An empty sequence requests no metrics.
+            interval_ms: the time between pushes from a client.
             most_bytes: the maximum size of a push.
             is_delta: whether counters report the change since the last push. Kafka's brokers always request this.
             accepted: the accepted codecs, the preferred one first. If the sequence is empty, pushes are not compressed.

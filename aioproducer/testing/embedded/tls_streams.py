@@ -1,4 +1,4 @@
-"""The server's side of TLS on streams that are already open.
+"""The server side of TLS on streams that are already open.
 
 `StreamWriter.start_tls` cannot be used: on uvloop, a stream that is paused in connection_made continues to read, and
 consumes the first bytes of the client's handshake."""
@@ -90,7 +90,7 @@ Writer: TypeAlias = asyncio.StreamWriter | TlsWriter
 async def secured(
     context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[TlsReader, TlsWriter]:
-    """Perform the server's part of the TLS handshake. If it fails, the client gets an alert with the reason.
+    """Perform the server side of the TLS handshake. If it fails, the client gets an alert with the reason.
 
     Raises:
         ssl.SSLError: there is no common version or cipher suite, or the client has no acceptable certificate.

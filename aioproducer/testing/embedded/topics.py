@@ -125,7 +125,7 @@ class Partition:
         self._replicate()
 
     def move_leader(self, leader: int) -> None:
-        """Elect a replica as the leader, or none, in a new leader epoch. Records that were not replicated are lost."""
+        """Start a new leader epoch with this leader, or without one. Records that were not replicated are lost."""
         if self.log.end_offset > self.high_watermark:
             self.log.truncate(self.high_watermark)
         self.leader = leader

@@ -54,7 +54,7 @@ class TransactionIndex:
             self.aborted.append(AbortedTxn(producer_id, first, offset))
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Return the offset below which every transaction has ended and its marker has been replicated."""
+        """Return the offset below which every transaction has ended and had its marker replicated."""
         self._ended = [ended for ended in self._ended if ended.last_offset >= high_watermark]
         firsts = [*self._open.values(), *(ended.first_offset for ended in self._ended)]
         return min([high_watermark, *firsts])

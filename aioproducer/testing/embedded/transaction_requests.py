@@ -1,6 +1,6 @@
 """The handlers for transactional producers' requests: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn.
 
-The docstring of each handler lists the changes in each version of its API. `transaction_metadata` makes the
+Each handler's docstring lists the changes in each version of its API. `transaction_metadata` makes the
 decisions, and `transactions` writes them to the log and waits for their replication. The handlers perform the first
 checks and translate the error codes for old versions.
 """

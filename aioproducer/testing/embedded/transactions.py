@@ -1,4 +1,4 @@
-"""The transaction coordinator of an embedded cluster: the state of transactional ids, and the work on transactions.
+"""The transaction coordinator of an embedded cluster: it manages transactional ids and their transactions.
 
 The handlers call the coordinator, and transaction_metadata.TransactionalId makes the decisions. Each decision is
 written to `__transaction_state` before the response is sent. One background task, TransactionCoordinator._run, does the
@@ -43,7 +43,7 @@ MAX_TIMEOUT_MS = 15 * 60 * 1000
 """Kafka's default for transaction.max.timeout.ms."""
 
 SWEEP_INTERVAL = 10.0
-"""Seconds between two checks for transactions that have timed out; Kafka's default
+"""Seconds between checks for transactions that have timed out; Kafka's default
 (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 WRITE_TIMEOUT = 30.0
@@ -61,7 +61,7 @@ class _Writing(NamedTuple):
 
 
 class TransactionCoordinator:
-    """Acts as every transaction coordinator of a cluster; methods that act as one broker take its node id."""
+    """Acts as all the transaction coordinators in a cluster; methods that act as one broker take its node id."""
 
     def __init__(self, cluster: Controller, version: int) -> None:
         """Create the coordinator. Its topic is created by the first request for a coordinator.
@@ -73,7 +73,7 @@ class TransactionCoordinator:
         self.version = version
         self.features_epoch = 0
         self.sweep_interval = SWEEP_INTERVAL
-        """Seconds between two checks for transactions that have timed out."""
+        """Seconds between checks for transactions that have timed out."""
         self.marker_delay = 0.0
         """Seconds between the response to EndTxn and the first marker; a few milliseconds in Kafka."""
         self._cluster = cluster
@@ -147,7 +147,7 @@ class TransactionCoordinator:
         self.wake()
 
     def hold_loading(self) -> None:
-        """Delay the loading of logs: from now on, a new coordinator answers with COORDINATOR_LOAD_IN_PROGRESS."""
+        """Delay log loading: from now on, a new coordinator answers with COORDINATOR_LOAD_IN_PROGRESS."""
         self._states.hold_loading()
 
     def release_loading(self) -> None:

@@ -25,10 +25,10 @@ from aioproducer.testing.embedded.transaction_metadata import ProducerIdAndEpoch
 from aioproducer.types import TopicPartition
 
 RETRY_BACKOFF = 0.02
-"""Seconds between two retries; Kafka's add.partitions.to.txn.retry.backoff.ms."""
+"""Seconds between retries; Kafka's add.partitions.to.txn.retry.backoff.ms."""
 
 RETRY_LIMIT = 0.1
-"""Seconds for which the leader itself retries; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
+"""How many seconds the leader itself keeps retrying; Kafka's add.partitions.to.txn.retry.backoff.max.ms."""
 
 COORDINATOR_TIMEOUT = 30.0
 """Seconds after which a leader stops waiting for a coordinator's answer."""

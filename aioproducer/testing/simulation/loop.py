@@ -30,11 +30,11 @@ WALL_BEGIN = 1_700_000_000.0 - BEGIN
 """The difference between `SimulatedLoop.wall_time`, in seconds since 1970, and the loop's time."""
 
 TURNS_AT_ONE_MOMENT = 100_000
-"""The number of iterations without progress in virtual time after which the loop is considered busy forever."""
+"""After more iterations than this without progress in virtual time, the loop is considered busy forever."""
 
 
 GRACE = 3600.0
-"""The number of virtual seconds that cancelled tasks have to end after a run has stalled."""
+"""How many virtual seconds cancelled tasks may take to end after a run has stalled."""
 
 
 class SimulationStalled(AssertionError):

@@ -71,7 +71,7 @@ class SimulatedNetwork:
         """The addresses for each name. A name without an entry is its own address; an empty tuple makes a name
         unknown."""
         self.lookup_delay = 0.0
-        """The number of seconds that it takes to resolve a name."""
+        """How many seconds it takes to resolve a name."""
         self._pieces = pieces
         self._reset = reset
         self._loop: SimulatedLoop
@@ -83,7 +83,7 @@ class SimulatedNetwork:
         self._open: dict[int, tuple[SimulatedTransport, SimulatedTransport]] = {}
         """(client's end, server's end) of each connection with at least one open end."""
         self._held: dict[tuple[int, bool], None] = {}
-        """(port, whether towards the server) of each direction in which nothing arrives."""
+        """Each direction in which nothing arrives, as (port, whether it is towards the server)."""
         self._trace = hashlib.sha256()
 
     def attach(self, loop: SimulatedLoop, random: Random) -> None:
@@ -199,7 +199,7 @@ class SimulatedNetwork:
     # For transports
 
     def delay(self) -> float:
-        """Return the latency of one item in seconds, chosen at random."""
+        """Return a random latency for one item, in seconds."""
         return self._random.uniform(*self.latency)
 
     def cuts(self, size: int) -> Iterable[int]:
@@ -223,7 +223,7 @@ class SimulatedNetwork:
         self._trace.update(data)
 
     def forget(self, number: int) -> None:
-        """Note that one end of a connection is closed; forget the connection once both ends are closed."""
+        """Forget a connection if both of its ends are closed; each end calls this when it closes."""
         ends = self._open.get(number)
         if ends is not None and all(end.is_closed for end in ends):
             del self._open[number]

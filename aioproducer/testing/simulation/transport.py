@@ -203,7 +203,7 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _acknowledged(self, size: int) -> None:
-        """Note that the other end has read `size` bytes; this makes room in the window."""
+        """Make room in the window, because the other end has read `size` bytes."""
         self._outstanding -= size
         if not self._buffer:
             return
