@@ -3,7 +3,7 @@
     python benchmarks/against.py 875e126 [--cases "100 B" "one task" ...] [--pairs 30]
 
 The other commit is built into build/against/. The processes of each pair run in turns; the result is the median of
-the ratios of this version to the other, with its 95 % interval."""
+the ratios of this version to the other, with its 95% interval."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The steps that no producer in Python can leave out, and no others: a measure for the pipelined runs.
+"""The steps that no producer in Python can leave out, and no others: a yardstick for the pipelined runs.
 
 For each record: a coroutine call, a list append, an await. For each batch: its records copied into the wire
 format, a checksum, one request and one future, which all its records share. There are no retries, no time-outs, no
-limit of memory, no sequence numbers, no metadata and no metrics, and only the error of a response is read. A batch
+memory limit, no sequence numbers, no metadata and no metrics, and only the error of a response is read. A batch
 that is not full is sent when the loop runs next, so no record waits for a timer."""
 
 from __future__ import annotations

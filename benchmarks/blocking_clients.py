@@ -23,7 +23,7 @@ from job import (
     waiting,
 )
 
-CALL = 1000  # messages of one produce_batch, records between two polls
+CALL = 1000  # messages per produce_batch call, records between two polls
 
 
 class Deliveries:
@@ -48,7 +48,7 @@ def timed(job: Job, push: Callable[[int], None]) -> Result:
 
 def complete(job: Job, result: Result, delivered: int) -> Result:
     if delivered != job.warm_up + job.records:
-        raise RuntimeError(f"{delivered} deliveries of {job.warm_up + job.records} records")
+        raise RuntimeError(f"{delivered} of {job.warm_up + job.records} records were delivered")
     return result
 
 

@@ -16,7 +16,7 @@ UNBOUNDED = 1 << 30  # bytes: more than any run leaves waiting
 
 
 class Face(NamedTuple):
-    """The common interface: `send` returns a delivery to await, `send_and_wait` the metadata of the record.
+    """The common interface: `send` returns a delivery to await, `send_and_wait` the record's metadata.
 
     `ready` waits for a topic's metadata."""
 

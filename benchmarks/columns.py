@@ -21,7 +21,7 @@ from aioproducer.records.batch import ProducerBatch
 from clients import Face
 from job import LINES, Job, Result, cpu_seconds, lines, per_record
 
-COLUMN = 100_000  # rows of one call
+COLUMN = 100_000  # rows per call
 DEFAULT_BATCH_SIZE = 262_144  # bytes, aioproducer's
 
 
@@ -34,7 +34,7 @@ def column_of(job: Job, values: list[bytes]) -> Any:
 
 
 def columns_of(job: Job) -> tuple[Any, Any]:
-    """Return the values of one call, and its keys or None."""
+    """Return the values for one call, and its keys or None."""
     chance = random.Random(7)
     keys = [b"key-%06d" % chance.randrange(100_000) for _ in range(COLUMN)]
     values = column_of(job, lines(job.value_size) * (COLUMN // LINES))
@@ -119,7 +119,7 @@ async def stream(job: Job) -> Result:
     host, _, port = job.bootstrap.rpartition(":")
     context = ssl.create_default_context(cafile=job.authority) if job.authority else None
     reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
-    data = memoryview(b"".join(lines(job.value_size) * (COLUMN // LINES)))  # the values of one call
+    data = memoryview(b"".join(lines(job.value_size) * (COLUMN // LINES)))  # the values for one call
     size = job.batch_size or DEFAULT_BATCH_SIZE
 
     async def write(records: int) -> None:

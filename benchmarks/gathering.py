@@ -3,8 +3,8 @@
     python benchmarks/gathering.py [--rounds 100] [--window 10000] [--value-size 100] [--keyed]
 
 One process sends windows of records to the acknowledging broker, and awaits each window in one of the ways, which take
-turns. The figures are CPU per record, including the sending: the median of each way, and the median of the differences
-from the window of the same round that was awaited one by one, with its 95 % interval."""
+turns. The figures are CPU per record, including sending. For each way, they are the median, and the median difference
+from awaiting one by one in the same round, with its 95% interval."""
 
 from __future__ import annotations
 

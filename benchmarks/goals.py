@@ -282,7 +282,7 @@ def goals(figures: Iterable[Figures]) -> list[Goal]:
         ),
         Goal(
             "P5",
-            "pipelined records of 1 KB cost at most franz-go's CPU, and one connection reaches 80 % of a bare stream's "
+            "pipelined records of 1 KB cost at most franz-go's CPU, and one connection reaches 80% of a bare stream's "
             "rate",
             (
                 peer(THROUGHPUT, KILOBYTE, FRANZ_GO, "cpu_us"),
@@ -354,7 +354,7 @@ def goals(figures: Iterable[Figures]) -> list[Goal]:
         Goal(
             "P12",
             "with at most 50,000 unacknowledged records: at most 1.1 times franz-go's CPU, at least 0.8 times its rate "
-            "on one processor, and a loop that is at least 90 % busy",
+            "on one processor, and a loop that is at least 90% busy",
             tuple(
                 check
                 for section in (WINDOW, WINDOW_REAL)

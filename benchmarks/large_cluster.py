@@ -1,4 +1,4 @@
-"""One producer in a cluster of 1,000 brokers and 200,000 partitions: time, CPU, memory and the loop's lag of each step.
+"""One producer in a cluster of 1,000 brokers and 200,000 partitions: CPU, memory, time and the loop's lag in each step.
 
     python benchmarks/large_cluster.py [--brokers 1000] [--topics 5000] [--partitions 40]
 
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--brokers", type=int, default=1000)
     parser.add_argument("--topics", type=int, default=5000)
-    parser.add_argument("--partitions", type=int, default=40, help="number of partitions of each topic")
+    parser.add_argument("--partitions", type=int, default=40, help="number of partitions in each topic")
     options = parser.parse_args()
     size = [f"--{name}={value}" for name, value in vars(options).items()]
     with Double(*size) as double, asyncio.Runner(loop_factory=new_event_loop) as runner:

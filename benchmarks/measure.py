@@ -112,7 +112,7 @@ async def with_work(job: Job, face: Face) -> Result:
 async def in_rounds(
     job: Job, face: Face, function: Callable[[Any], object], pairs: list[tuple[Any, bytes]]
 ) -> list[services.Round]:
-    """Measure the job and, for comparison, sending bytes with and without calls of the user's own function."""
+    """Measure the job and, for comparison, sending bytes with and without calls to the user's own function."""
     push, bytes_job = chunks(job, face), replace(job, work="")
     plain = await OPEN[job.client](bytes_job)
     await plain.ready(job.topic)

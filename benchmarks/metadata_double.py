@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--brokers", type=int, default=1000)
     parser.add_argument("--topics", type=int, default=5000)
-    parser.add_argument("--partitions", type=int, default=40, help="number of partitions of each topic")
+    parser.add_argument("--partitions", type=int, default=40, help="number of partitions in each topic")
     options = parser.parse_args(argv)
     asyncio.run(run(LargeCluster(options.brokers, options.topics, options.partitions)))
 

@@ -5,7 +5,7 @@
 Switched on: a hook with a method for every event, Prometheus' collector, which is scraped every 5 s, OpenTelemetry's
 metrics, which are read every 5 s, logs at INFO, metrics() and health() every 5 s,
 and enable_metrics_push.
-The processes of each pair run in turns; the result is the median of the ratios, with its 95 % interval."""
+The processes of each pair run in turns; the result is the median of the ratios, with its 95% interval."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def ratios(job: Job, pairs: int) -> list[float]:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median, by the ranks of the binomial distribution."""
+    """Return the 95% interval of the median, by the ranks of the binomial distribution."""
     ordered = sorted(values)
     beyond = max(round(len(ordered) / 2 - 0.98 * len(ordered) ** 0.5), 1)
     return ordered[beyond - 1], ordered[-beyond]

@@ -314,8 +314,8 @@ def lag(quick: bool) -> list[Cell]:
     return cells
 
 
-# The numbers of records, by number of partitions, for which a client needs at least half a second. With many
-# partitions, the window determines how many records a batch has, so it is the same for each client.
+# The numbers of records, by number of partitions, that take a client at least half a second. With many partitions,
+# the window determines how many records a batch has, so it is the same for each client.
 MANY_PARTITIONS = {1000: 400_000, 10_000: 200_000}
 SPREAD_RECORDS = {
     OURS: 600_000,

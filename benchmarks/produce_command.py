@@ -1,4 +1,4 @@
-"""Compares `aioproducer produce` with kcat and kafka-console-producer: one file of lines into a real Kafka.
+"""Compares `aioproducer produce` with kcat and kafka-console-producer: one file of lines to a real Kafka broker.
 
     python benchmarks/produce_command.py [--lines 10000000] [--rounds 7]
 
@@ -50,7 +50,7 @@ def commands(servers: str, path: Path) -> dict[str, list[str]]:
 
 
 async def run(name: str, command: list[str], topic: str, path: Path) -> tuple[float, float]:
-    """Return the seconds that a program took, and its seconds of CPU."""
+    """Return how many seconds a program took, and its CPU seconds."""
     arguments = [*command, topic, str(path)] if name == OURS else [*command, topic]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with path.open("rb") as file:

@@ -16,7 +16,7 @@ from job import LINES, Job, Result, cpu_seconds, latencies_in, lines, per_record
 
 
 async def pipelined(job: Job, producer: Producer) -> Result:
-    """Send a window of records and await their deliveries, again and again."""
+    """Repeatedly send a window of records and await their deliveries."""
     values = lines(job.value_size) * -(-job.window // LINES)
     numbered = [(value, number % job.partitions) for number, value in enumerate(values[: job.window])]
 

@@ -1,4 +1,4 @@
-"""A real Apache Kafka to measure against, one for the whole run; each measurement has its own topic.
+"""A real Kafka broker to measure against, one for the whole run; each measurement has its own topic.
 
 The number of records that a client reports as sent is compared with the end offsets, and the values with those that
 confluent-kafka reads back."""

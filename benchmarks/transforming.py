@@ -1,4 +1,4 @@
-"""Consume, transform and produce Avro values exactly once: the same loop with each client, on a real Kafka.
+"""Consume, transform and produce Avro values exactly once: the same loop with each client, on a real broker.
 
 Each transaction has up to `window` records. aioproducer's loop reads with confluent-kafka's consumer. The job's `work`
 says whether the sent records have traces, and whether the metrics are read."""
@@ -20,7 +20,7 @@ CENT = 0.01
 
 
 def function() -> Callable[[bytes], bytes]:
-    """Return the user's function: Avro in, Avro out, with a schema that is known."""
+    """Return the user's function: Avro in, Avro out, with a known schema."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
     from confluent_kafka.serialization import MessageField, SerializationContext

@@ -43,7 +43,7 @@ from aioproducer.otel import AioproducerInstrumentor
 from aioproducer.prometheus import ProducerCollector
 
 try:
-    import uvloop  # faster, where it is installed
+    import uvloop  # faster, if installed
 except ImportError:
     new_event_loop = asyncio.new_event_loop
 else:

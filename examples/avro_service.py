@@ -9,7 +9,7 @@
     uvicorn --factory --app-dir examples avro_service:create_app   takes the same settings from the environment:
 
     AIOPRODUCER_BOOTSTRAP_SERVERS and every other setting of the producer
-    SCHEMA_REGISTRY_URL           a registry with Confluent's API; mock:// is one in memory
+    SCHEMA_REGISTRY_URL           a registry with Confluent's API; mock:// selects one in memory
     OTEL_EXPORTER_OTLP_ENDPOINT   where the traces go, such as http://localhost:4318; without it, nowhere
     OTEL_TRACES_SAMPLER           which requests have a trace; all of them by default
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aioproducer import BufferFullError, CloseReport, KafkaError, Producer
 
 try:
-    import uvloop  # faster, where it is installed
+    import uvloop  # faster, if installed
 except ImportError:
     new_event_loop = asyncio.new_event_loop
 else:

@@ -24,7 +24,7 @@ from flights.sending import Measurement, Sent, State, send_flights
 from flights.topic import Topic, prepare
 
 try:
-    import uvloop  # faster, where it is installed
+    import uvloop  # faster, if installed
 except ImportError:
     new_event_loop = asyncio.new_event_loop
 else:
@@ -48,11 +48,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--kafka",
         default=clusters.EMBEDDED,
         metavar="embedded|apache|HOST:PORT",
-        help="an embedded cluster in its own process (default), a real Apache Kafka started for the demo, "
-        "or your own cluster (several addresses with commas)",
+        help="an embedded cluster in its own process (default), a real Kafka cluster started for the demo, "
+        "or your own cluster (separate several addresses with commas)",
     )
     parser.add_argument(
-        "--brokers", type=positive, help="brokers of a cluster started for the demo (embedded 3, apache 1)"
+        "--brokers",
+        type=positive,
+        help="number of brokers, if the demo starts the cluster (embedded 3, apache 1)",
     )
     parser.add_argument(
         "--topic", help="name of the topic; default: a new one, aioproducer-flights-<date>-<time>"

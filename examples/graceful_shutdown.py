@@ -22,7 +22,7 @@ from typing import TextIO
 from aioproducer import CloseReport, Delivery, DeliveryError, KafkaError, Outcome, Producer
 
 try:
-    import uvloop  # faster, where it is installed
+    import uvloop  # faster, if installed
 except ImportError:
     new_event_loop = asyncio.new_event_loop
 else:

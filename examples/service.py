@@ -19,7 +19,7 @@ import sys
 from aioproducer import DeliveryError, InvalidRecordError, KafkaError, Outcome, Producer
 
 try:
-    import uvloop  # faster, where it is installed
+    import uvloop  # faster, if installed
 except ImportError:
     new_event_loop = asyncio.new_event_loop
 else:

@@ -105,9 +105,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bootstrap-servers", default="localhost:9092", metavar="HOST:PORT,...", help="Kafka"
     )
-    parser.add_argument("--topic", default="orders", help="the topic of the orders")
-    parser.add_argument("--port", type=int, default=8000, help="the port of the service; 0 takes a free one")
-    parser.add_argument("--workers", type=int, default=2, help="the number of worker processes")
+    parser.add_argument("--topic", default="orders", help="topic for the orders")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: a free port")
+    parser.add_argument("--workers", type=int, default=2, help="number of worker processes")
     parser.add_argument(
         "--patience", type=float, default=5, metavar="SECONDS", help="longest time a request waits for Kafka"
     )

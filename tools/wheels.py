@@ -64,7 +64,7 @@ class Python(NamedTuple):
     tag: str
     """The tag of its wheels, such as cp311 or cp314t."""
     flags: frozenset[str]
-    """The options with which it was compiled, as far as they affect the meaning or the speed of the code."""
+    """The options that it was compiled with, as far as they affect what the code does or how fast it is."""
     abi: str
     """The part of a module's file name that names the ABI, such as cpython-311-x86_64-linux-gnu."""
 
@@ -90,7 +90,7 @@ def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, 
 
 
 def candidates() -> Iterator[str]:
-    """Yield executables that may be a CPython: those on PATH, and those that pyenv or uv installed."""
+    """Yield executables that may be CPython: those on PATH, and those that pyenv or uv installed."""
     name = re.compile(r"python3\.\d+t?")
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     data = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share"))
@@ -121,16 +121,16 @@ def decisive(flags: str) -> frozenset[str]:
 
 
 def pythons(chosen: Sequence[str]) -> list[Python]:
-    """Return the first interpreter found of each version, oldest version first."""
+    """Return the first interpreter found for each version, oldest version first."""
     found: dict[str, Python] = {}
     for executable in chosen or candidates():
         python = asked(executable)
         if python is not None:
             found.setdefault(python.tag, python)
         elif chosen:
-            raise BuildError(f"{executable} is not a CPython 3.11 or newer with its headers")
+            raise BuildError(f"{executable} is not CPython 3.11 or newer with headers")
     if not found:
-        raise BuildError("no CPython 3.11 or newer with its headers was found")
+        raise BuildError("no CPython 3.11 or newer with headers was found")
     return sorted(found.values(), key=lambda python: (len(python.tag.rstrip("t")), python.tag))
 
 
@@ -217,7 +217,7 @@ class Workshop:
         for line in lines:
             if missing := python.flags - set(shlex.split(line)):
                 raise BuildError(
-                    f"the options {sorted(missing)} of {python.executable} are missing in: {line}"
+                    f"the options {sorted(missing)} of {python.executable} are missing from: {line}"
                 )
         [wheel] = raw.glob("*.whl")
         return wheel
@@ -243,14 +243,14 @@ class Workshop:
 
 
 def check_contents(wheel: Path) -> None:
-    """Check that a wheel is small, and has both modules, without debug information or paths of this machine."""
+    """Check that a wheel is small, and has both modules, without debug information or paths from this machine."""
     with zipfile.ZipFile(wheel) as archive:
         modules = [name for name in archive.namelist() if name.endswith(".so")]
         texts = {name: archive.read(name) for name in modules}
     if len(modules) != 2 or any(".libs" in name for name in modules):
         raise BuildError(f"{wheel.name} has the modules {modules}")
     if wheel.stat().st_size > LARGEST:
-        raise BuildError(f"{wheel.name} has {wheel.stat().st_size} bytes, more than {LARGEST}")
+        raise BuildError(f"{wheel.name} is {wheel.stat().st_size} bytes, more than {LARGEST}")
     for name, data in texts.items():
         for unwanted in (b".debug_info", b".symtab", str(Path.home() / ".").encode(), str(ROOT).encode()):
             if unwanted in data:

@@ -215,7 +215,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="600,000 rows, fewer shapes and repeats")
     parser.add_argument(
-        "--rows", type=int, help="number of rows of a frame; a large micro-batch has a third of them"
+        "--rows", type=int, help="number of rows in a frame; a large micro-batch has a third of them"
     )
     parser.add_argument("--repeats", type=int, help="maximum number of repeats of a measurement")
     parser.add_argument("--target", choices=list(TARGETS), default="ack", help="default: %(default)s")
@@ -244,9 +244,9 @@ def parse() -> argparse.Namespace:
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"{', '.join(sorted(unknown))}: unknown, expected some of {', '.join(SECTIONS)}")
     if options.rows is not None and options.rows < plan.WARM_ROWS:
-        parser.error(f"--rows {options.rows}: at least {plan.WARM_ROWS}")
+        parser.error(f"--rows {options.rows}: must be at least {plan.WARM_ROWS}")
     if options.repeats is not None and options.repeats < 1:
-        parser.error(f"--repeats {options.repeats}: at least 1")
+        parser.error(f"--repeats {options.repeats}: must be at least 1")
     options.conf = dict(options.conf)
     options.sink = options.sink or plan.ALL_SINKS
     options.output = options.output or RESULTS / f"{options.target}.json"

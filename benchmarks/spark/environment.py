@@ -57,7 +57,7 @@ CONNECTORS = [
     Connector("4.1.1", "3.9.1", "2.12.1", "4.1.1"),
     Connector("4.0.0", "3.9.0", "2.12.0", "4.0.0"),
 ]
-"""The known releases, the newest first."""
+"""The known releases, newest first."""
 MIXED = {"4.2.0": "4.1.0-preview1", "4.1.1": "4.1.0-preview1"}
 """A token provider that works with a release whose own is not on Maven Central. Used only with --connector."""
 
@@ -116,7 +116,7 @@ def _fetched(release: Connector) -> bool:
 
 
 def python_with(pyspark: str) -> Path:
-    """Return the interpreter of the environment with this PySpark. Create the environment if it does not exist."""
+    """Return the interpreter of this PySpark version's environment, which is created if it does not exist."""
     place = BUILD / f"pyspark-{pyspark}"
     interpreter, ready = place / "bin" / "python", place / ".ready"
     if not ready.exists():

@@ -12,7 +12,7 @@ from aioproducer.spark import worker
 
 
 class Nothing(spark.WriterCommitMessage):
-    """The commit message of a task."""
+    """A task's commit message."""
 
 
 class _Writer:

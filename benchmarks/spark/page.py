@@ -85,7 +85,7 @@ def _ratio(one: Figures, other: Figures) -> str:
 
 
 WHAT = {
-    True: "The ratios of the medians, of rows per second and of CPU per row:",
+    True: "Ratios of the medians, for rows per second and CPU per row:",
     False: "The difference between the medians:",
 }
 
@@ -120,7 +120,7 @@ def printed(folder: Path) -> str:
 
 
 def between(page: str, mark: str, text: str) -> str:
-    """Return the page with a new text between the comments `mark: begin` and `mark: end`.
+    """Return the page with new text between the comments `mark: begin` and `mark: end`.
 
     Raises:
         ValueError: the page does not have both comments.

@@ -31,7 +31,7 @@ TASKS = 4
 STREAM_TASKS = 2
 """The tasks of a micro-batch: Spark's default for two cores."""
 WARM_ROWS = 4_000
-"""Rows that the same sink writes just before a frame: Spark ends Python workers that were idle for a minute."""
+"""Rows that the same sink writes just before a frame: Spark ends Python workers that have been idle for a minute."""
 TRANSACTIONAL = {EXACTLY_ONCE, BY_KEY, FOREACH_BATCH}
 ARROW = "spark.sql.execution.arrow."
 ARROW_BATCH = 2 << 20
@@ -183,7 +183,7 @@ ROWS, STREAM_ROWS = 3_000_000, 1_000_000
 def cells(
     quick: bool, rows: int | None, sections: list[str], sinks: list[str], repeats: int | None = None
 ) -> list[Cell]:
-    """Return the cells of a run, in the order of its tables. `rows` is the number of rows of a frame; a stream's
+    """Return the cells of a run, in the order of its tables. `rows` is the number of rows in a frame; a stream's
     batch has a third of them. `repeats` is the maximum for a cell."""
     frame_rows = rows or (600_000 if quick else ROWS)
     found = batch(frame_rows, quick) + streams(frame_rows // 3, quick)

@@ -67,7 +67,7 @@ def spent(before: dict[int, Process], after: dict[int, Process]) -> Spent:
     """Return the processor time that `descendants` used between two samples.
 
     The time of a process that has ended is added to its parent's if the parent has waited for it. PySpark's daemons do
-    not wait for their workers, but Spark ends only workers that were idle for a minute."""
+    not wait for their workers, but Spark ends only workers that have been idle for a minute."""
     java = python = ended = 0.0
     for pid, process in after.items():
         was = before.get(pid, Process(process.name, process.parent, 0.0))

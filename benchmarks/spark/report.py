@@ -130,7 +130,7 @@ def _shown(f: Figures | None, show: Callable[[Figures], str]) -> str:
 
 
 def tables(figures: list[Figures]) -> str:
-    """Return all tables; for batch writes, there is one for each size of values and each compression."""
+    """Return all tables; for batch writes, there is one for each value size and compression."""
     parts = []
     for section, (title, show) in TITLES.items():
         of_section = [f for f in figures if f.cell.section == section]
@@ -241,9 +241,9 @@ def goals(figures: list[Figures]) -> list[Goal]:
     small = held(figures, SMALL, (OURS, CONNECTOR), "batch_ms", lambda a, b: a <= b, times)
     return [
         *found,
-        Goal(f"exactly_once: at least {EXACTLY_ONCE_RATE:g} of the rows per second of at_least_once", *once),
+        Goal(f"exactly_once: at least {EXACTLY_ONCE_RATE:g} times at_least_once's rows per second", *once),
         Goal(
-            f"streams, exactly_once: at least {EXACTLY_ONCE_RATE:g} of the rows per second of at_least_once",
+            f"streams, exactly_once: at least {EXACTLY_ONCE_RATE:g} times at_least_once's rows per second",
             *once_in_streams,
         ),
         Goal(f"exactly_once: a micro-batch takes at most {EXACTLY_ONCE_MS:g} ms more", *added),

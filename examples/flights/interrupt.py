@@ -30,7 +30,7 @@ class Interrupt:
         self._asked = asyncio.Event()
         self._insisted = asyncio.Event()
         self._replaced: dict[int, Any] = {}
-        """The handlers to restore, where the loop cannot handle signals."""
+        """The handlers to restore if the loop cannot handle signals."""
 
     @contextmanager
     def catching(self) -> Iterator[None]:

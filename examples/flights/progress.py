@@ -24,7 +24,7 @@ _PLAIN_INTERVAL = 5.0
 class Progress:
     """Displays the progress of a phase: records, records/s and, if the size of a record is given, MB/s.
 
-    Only one thread may call it at a time. Use it with `with`: the last state stays visible.
+    Only one thread may call it at a time. Use it in a `with` statement; the last state stays visible.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from flights.sending import Sent, State
 from flights.topic import SILENT, Topic, consumer_settings, end_offsets, start_offsets
 
 _SHOWN = 5
-"""The number of findings of each kind that are reported in full."""
+"""How many findings of each kind are reported in full."""
 _SILENCE = 30.0
 """Seconds without a record after which reading ends."""
 _CHUNK = 2_000
@@ -37,7 +37,7 @@ class ReadRecord(NamedTuple):
 
 
 class Proof:
-    """Compares records, in the order of their partitions, with those sent, and collects the differences."""
+    """Compares each partition's records, in order, with those sent, and collects the differences."""
 
     def __init__(self, sent: Sent, partitions: int) -> None:
         self.records = 0
@@ -62,7 +62,7 @@ class Proof:
             row = self._row_of(record)
             if row is None:
                 self._find(
-                    "headers", record, "no header `row` that names a flight; is another client writing here?"
+                    "headers", record, "no `row` header that names a flight; is another client writing here?"
                 )
                 continue
             self._compare_content(row, record)
@@ -133,7 +133,7 @@ class Proof:
         if self._seen[row]:
             self._find("duplicate", record, f"row {row}: read before")
         elif row < last:
-            self._find("order", record, f"row {row}: read after row {last} of the same key")
+            self._find("order", record, f"row {row}: read after row {last} with the same key")
         else:
             self._last_row[key] = row
 
@@ -171,7 +171,7 @@ def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Call
         )
         _read(consumer, list(topic.starts), ends, proof, progress)
     except KafkaException as error:
-        raise DemoError(f"reading topic {topic.name} back failed: {error.args[0].str()}") from error
+        raise DemoError(f"reading back topic {topic.name} failed: {error.args[0].str()}") from error
     finally:
         consumer.close()
     proof.finish()
@@ -211,7 +211,7 @@ def record_of(message: Message) -> ReadRecord:
         raise KafkaException(error)
     kind, timestamp_ms = message.timestamp()
     partition, offset = message.partition(), message.offset()
-    headers: Any = message.headers()  # a list of pairs; the stub's type is that of producers
+    headers: Any = message.headers()  # a list of pairs; the stub has the type for producers
     assert partition is not None
     assert offset is not None
     return ReadRecord(

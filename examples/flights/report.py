@@ -1,4 +1,4 @@
-"""The report: an aligned table on stdout, the same after Ctrl-C."""
+"""The report: an aligned table on stdout, printed even after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def lines(sent: Sent, measured: Measurement, runtime: str) -> list[Line]:
         Line("time to ack, p99", _milliseconds(ack.p99, ack.count)),
         Line("time to ack, max", _milliseconds(ack.max, ack.count)),
         Line("CPU per record", cpu, span),
-        Line("", "", f"(CSV and JSON were processed before; {runtime})"),
+        Line("", "", f"(CSV and JSON were processed beforehand; {runtime})"),
     ]
     not_delivered = {
         "not sent": (State.NOT_SENT, ""),
@@ -75,7 +75,7 @@ def proof_lines(proof: Proof | None, *, is_complete: bool) -> list[Line]:
         return [Line("read back", count, f"WRONG: {_counted(proof.kinds)}")]
     if not is_complete:
         return [
-            Line("read back", count, "nothing wrong until the interruption; proves nothing about the rest")
+            Line("read back", count, "nothing wrong before the interruption; proves nothing about the rest")
         ]
     return [
         Line("read back", count, "proved: each delivered flight once; value, headers, timestamp as sent;"),

@@ -46,7 +46,7 @@ class Sent:
     offsets: array[int] = field(init=False)
     """The offset in the acknowledgement, or -1."""
     errors: Counter[str] = field(default_factory=Counter)
-    """The number of errors, by the name of the exception class."""
+    """The number of errors, by exception class name."""
     examples: dict[str, str] = field(default_factory=dict)
     """The text of the first error of each kind."""
 
@@ -80,7 +80,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Time and CPU time from before the first `send` to after the last awaited delivery, and the metrics at the end."""
+    """Elapsed and CPU time from before the first `send` until after the last delivery, and the metrics at the end."""
 
     seconds: float
     cpu_seconds: float

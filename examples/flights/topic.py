@@ -23,9 +23,9 @@ from aioproducer import Producer
 from flights import DemoError
 
 TIMEOUT = 15.0
-"""Seconds to wait for one answer."""
+"""Seconds to wait for one response."""
 GLANCE = 0.2
-"""Seconds between two calls of a `Check`, which can end the work."""
+"""Seconds between two calls to a `Check`, which can end the work."""
 
 Check = Callable[[], None]
 """A function that raises an exception if the work is no longer wanted."""
@@ -148,7 +148,7 @@ def start_offsets(consumer: Consumer, name: str, partitions: int) -> tuple[int, 
 
 
 def consumer_settings(bootstrap_servers: str) -> dict[str, Any]:
-    """Return the settings of a consumer that reads assigned partitions, joins no group and commits no offsets."""
+    """Return settings for a consumer that reads assigned partitions, joins no group and commits no offsets."""
     return {
         "bootstrap.servers": bootstrap_servers,
         "group.id": "aioproducer-flights",  # librdkafka requires one

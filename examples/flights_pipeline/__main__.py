@@ -49,8 +49,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--kafka",
         default=clusters.EMBEDDED,
         metavar="embedded|apache|HOST:PORT",
-        help="an embedded cluster in its own process (default), a real Apache Kafka started for this run, "
-        "or your own cluster (several addresses with commas)",
+        help="an embedded cluster in its own process (default), a real Kafka cluster started for this run, "
+        "or your own cluster (separate several addresses with commas)",
     )
     parser.add_argument(
         "--spark",
@@ -61,9 +61,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--brokers",
         type=positive,
-        help="brokers of a Kafka cluster started for this run (embedded 3, apache 1)",
+        help="number of brokers, if this run starts the Kafka cluster (embedded 3, apache 1)",
     )
-    parser.add_argument("--topics", help="prefix of the topics; default: aioproducer-pipeline-<date>-<time>")
+    parser.add_argument(
+        "--topics", help="prefix of the topic names; default: aioproducer-pipeline-<date>-<time>"
+    )
     parser.add_argument("--partitions", type=positive, default=6, help="partitions of each topic (default 6)")
     parser.add_argument(
         "--rows", type=positive, default=FLIGHTS, metavar="N", help="only the first N flights"

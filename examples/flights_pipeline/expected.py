@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from flights.data import data_file
 
 Row = Mapping[str, Any]
-"""A JSON object: numbers, texts, None."""
+"""A JSON object: numbers, strings, None."""
 
 _CHECK_EVERY = 2_000
-"""Rows between two reports of progress."""
+"""Rows between two progress reports."""
 
 
 class Record(NamedTuple):
@@ -32,7 +32,7 @@ class Record(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The records of each topic, by the values of the columns that identify them."""
+    """Each topic's records, by the values of the columns that identify them."""
 
     flights: dict[tuple[Any, ...], Record]
     """Records by departure, carrier and number."""
@@ -191,7 +191,7 @@ def _text(text: str) -> str | None:
     return None if text == "NA" else text
 
 
-@cache  # there are few different values
+@cache  # there are few distinct values
 def _number(text: str) -> int | float | None:
     if text == "NA":
         return None

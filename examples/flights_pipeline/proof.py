@@ -20,7 +20,7 @@ from flights.topic import SILENT, Topic, consumer_settings, end_offsets
 from flights_pipeline.expected import Record
 
 _SHOWN = 3
-"""The number of findings of each kind that are reported in full."""
+"""How many findings of each kind are reported in full."""
 _SILENCE = 30.0
 """Seconds without a message after which reading ends."""
 _CHUNK = 2_000
@@ -124,7 +124,7 @@ def read_back(bootstrap_servers: str, topic: Topic, proof: Proof, progress: Call
         consumer.assign([TopicPartition(topic.name, number, topic.starts[number]) for number in left])
         _read(consumer, left, ends, proof, progress)
     except KafkaException as error:
-        raise DemoError(f"reading topic {topic.name} back failed: {error.args[0].str()}") from error
+        raise DemoError(f"reading back topic {topic.name} failed: {error.args[0].str()}") from error
     finally:
         consumer.close()
     proof.finish()

@@ -1,4 +1,4 @@
-"""The report of the pipeline, the same after Ctrl-C."""
+"""The pipeline's report, printed even after Ctrl-C."""
 
 from __future__ import annotations
 

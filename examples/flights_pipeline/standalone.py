@@ -38,7 +38,7 @@ async def cluster(directory: Path) -> AsyncIterator[str]:
     """Run a master and its workers for the duration of the block; yields the address for `SparkSession.builder.master`.
 
     Args:
-        directory: an existing directory for the files of the processes.
+        directory: an existing directory for the processes' files.
 
     Raises:
         DemoError: a process did not start.
@@ -71,7 +71,7 @@ async def _running(directory: Path, *command: str, ready: str) -> AsyncIterator[
         env={
             **os.environ,
             "SPARK_CONF_DIR": str(directory),
-            "SPARK_LOCAL_IP": "127.0.0.1",  # its web pages are also for this machine only
+            "SPARK_LOCAL_IP": "127.0.0.1",  # its web pages, too, are only for this machine
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
         },

@@ -27,7 +27,7 @@ GROUPS = {
     "weather": ("origin", "visibility", "rain"),
     "planes": ("manufacturer", "decade"),
 }
-"""The aggregates: each one's name, and the columns that it is grouped by."""
+"""The name of each aggregate, and the columns that it is grouped by."""
 LATE = 15
 """The arrival delay in minutes from which a flight counts as late."""
 

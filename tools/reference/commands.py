@@ -1,4 +1,4 @@
-"""The page of all options of the command `aioproducer`."""
+"""The page with all options of the `aioproducer` command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER = "Other options"
 
 
 def escaped(text: str) -> str:
-    """Return plain text, escaped for a cell of a table."""
+    """Return plain text, escaped for a table cell."""
     for character in "\\|[]*_`":
         text = text.replace(character, f"\\{character}")
     return text.replace("<", "&lt;")

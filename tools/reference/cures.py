@@ -1,4 +1,4 @@
-"""The cure for each error of aioproducer.errors; the docstrings of the errors state the cause."""
+"""The cure for each error in aioproducer.errors; the errors' docstrings state the cause."""
 
 CURES = {
     "KafkaError": (
@@ -133,4 +133,4 @@ CURES = {
         "the `last_error` of a delivery, it is the reason for the failure."
     ),
 }
-"""The cures, by the name of the error's class. Links are relative to docs/."""
+"""The cures, by error class name. Links are relative to docs/."""

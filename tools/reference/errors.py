@@ -1,4 +1,4 @@
-"""The page of all errors, which gives the cause (the docstring) and the cure for each error."""
+"""The page with all errors, each with its cause (the docstring) and its cure."""
 
 from __future__ import annotations
 

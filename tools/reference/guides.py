@@ -60,7 +60,7 @@ def adapted(markdown: str, page: str) -> str:
 
 
 def _outside_of_code(markdown: str, change: Callable[[str], str]) -> str:
-    """Apply a function to the text between blocks of code, and leave out comments."""
+    """Apply a function to the text between code blocks, and leave out comments."""
     parts: list[str] = []
     end = 0
     for found in _COMMENT_OR_CODE.finditer(markdown):

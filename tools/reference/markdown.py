@@ -18,7 +18,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def section(page: str, heading: str) -> str:
-    """Return the text below a heading such as "## All settings", up to the next heading of the same level or above.
+    """Return the text below a heading such as "## All settings", up to the next heading of the same or a higher level.
 
     Raises:
         ValueError: the page has no such heading.

@@ -1,4 +1,4 @@
-"""The page of all metrics: those of the exporters, and the snapshots that `Producer.metrics()` returns."""
+"""The page with all metrics: those of the exporters, and the snapshots that `Producer.metrics()` returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tools.reference.markdown import code, table
 
 HEAD = ["metric", "type", "other labels", "meaning"]
 SNAPSHOTS = ("MetricsSnapshot", "TopicSnapshot", "NodeSnapshot", "TransactionCallSnapshot", "Distribution")
-"""The classes of a snapshot, the outermost first."""
+"""The snapshot classes, outermost first."""
 
 
 def row_for(family: Family) -> list[str]:
@@ -31,7 +31,7 @@ for each. No metric is recorded per record.
 ## Exported metrics
 
 These are the names for [Prometheus](prometheus.md). For [OpenTelemetry](opentelemetry.md#metrics), the names begin with
-`aioproducer.` and have no `_total`. All metrics also have the label `client_id`.
+`aioproducer.` and have no `_total`. All metrics also have the `client_id` label.
 
 {exported}
 

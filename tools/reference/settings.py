@@ -1,4 +1,4 @@
-"""The page of all settings. The last column of the table in docs/configuration.md says what each setting means."""
+"""The page with all settings. The last column of the table in docs/configuration.md says what each setting means."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row_for(setting: Setting) -> list[str]:
 
 
 def meanings(guide: str) -> dict[str, str]:
-    """Return the meaning of each setting by its name, from the text of docs/configuration.md."""
+    """Return the meaning of each setting, by name, from the text of docs/configuration.md."""
     return {row[0].strip("`"): row[6] for row in rows_of(section(guide, HEADING))}
 
 
