@@ -57,7 +57,7 @@ class Crash(NamedTuple):
     act: str = ""
     visit: int = 1
     sink: Mapping[str, str] = NOTHING
-    """Options of the sink until the fault has occurred."""
+    """Sink options that apply until the fault has occurred."""
     fault: Mapping[str, Any] = NOTHING
     """Arguments of a fault in the embedded cluster's script. With real brokers, only a lost answer is possible."""
     victim: str = ""

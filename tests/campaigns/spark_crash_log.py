@@ -1,9 +1,9 @@
-"""The stored log of the crash runs on a real Kafka, and the table in docs/spark.md that is printed from it.
+"""The stored log of the crash runs on a real Kafka cluster, and the table in docs/spark.md that is printed from it.
 
     python -m tests.campaigns.spark_chaos ... --log tests/campaigns/spark_crashes.jsonl    adds lines to it
     python -m tests.campaigns.spark_crash_log    updates the table in docs/spark.md
 
-Each call of the campaign adds a line with its options, and then a line for each run."""
+Each invocation of the campaign adds a line with its options, and then a line for each run."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ WHAT = {
     "F3 executor": "an executor was killed while its task was writing rows",
     "F3 acknowledged": "an executor was killed after its rows had been acknowledged",
     "F4": "a task continued after its batch was aborted",
-    "F5": "the answer to a record batch was lost",
+    "F5": "the response to a record batch was lost",
     "F6": "the transaction exceeded its timeout",
-    "F9": "the answer to EndTxn was lost",
+    "F9": "the response to EndTxn was lost",
     "F11": "the coordinator of the transaction went down at EndTxn",
     "F12": "the commit failed after the transaction was committed",
     "F13": "a second driver took over the transactional id",
@@ -91,7 +91,7 @@ class CrashLog:
 
 
 def read(path: Path = STORED) -> tuple[list[dict[str, Any]], list[CrashRun]]:
-    """Return the lines that describe the calls, and all runs."""
+    """Return the lines that describe the invocations, and all runs."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     calls = [line for line in lines if "options" in line]
     runs = [CrashRun(**line | {"faults": tuple(line["faults"])}) for line in lines if "seed" in line]
@@ -120,7 +120,7 @@ def printed(path: Path = STORED) -> str:
 
 
 def _arguments(call: dict[str, Any]) -> str:
-    """Return the arguments that determine the faults; the seeds continue from one call to the next."""
+    """Return the arguments that determine the faults; the seeds continue from one invocation to the next."""
     options = {
         name: value for name, value in call["options"].items() if name in ("kafka", "executors", "topics")
     }

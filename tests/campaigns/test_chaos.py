@@ -71,8 +71,8 @@ OPENED_ONCE = 2
 )
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
-    "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
+    "in `make chaos`, transactions include group offsets and records from other producers, a topic is copied "
+    "exactly once by copiers that are replaced, and acks=0 and acks=1 keep their weaker promises",
 )
 @pytest.mark.apache
 @pytest.mark.parametrize("kind", KINDS)
@@ -318,8 +318,8 @@ def test_each_rule_of_chaos_has_a_lie_that_it_reports():
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
-    "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
+    "in `make chaos`, transactions include group offsets and records from other producers, a topic is copied "
+    "exactly once by copiers that are replaced, and acks=0 and acks=1 keep their weaker promises",
 )
 @pytest.mark.parametrize("lie", [lost_with_acks_1, out_of_order_with_acks_1], ids=lambda lie: lie.__name__)
 def test_with_acks_1_a_lost_leader_may_lose_records(lie):
@@ -334,8 +334,8 @@ def test_with_acks_1_a_lost_leader_may_lose_records(lie):
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "in `make chaos`, group offsets go with their transactions, other processes write to them, a topic is "
-    "copied exactly once by copiers that are replaced, and acks=0 and 1 promise what they can",
+    "in `make chaos`, transactions include group offsets and records from other producers, a topic is copied "
+    "exactly once by copiers that are replaced, and acks=0 and acks=1 keep their weaker promises",
 )
 def test_with_acks_0_records_may_be_lost_and_a_resumed_broker_may_reorder_them():
     run = made_up()

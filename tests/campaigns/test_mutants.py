@@ -27,8 +27,8 @@ def changes(source):
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the unit tests notice at least 90 % of small changes to the error table, sequencing and "
-    "transactions, and at least 85 % of a sample for the sender, the answers and the coordinator (`make "
+    "the unit tests notice at least 90% of small changes to the error table, sequencing and "
+    "transactions, and at least 85% of a sample for the sender, the answers and the coordinator (`make "
     "mutants`)",
 )
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_each_excluded_mutant_exists(module):
 
 @pytest.mark.promise(
     "Simulation and fuzzing",
-    "the unit tests notice at least 90 % of small changes to the error table, sequencing and "
-    "transactions, and at least 85 % of a sample for the sender, the answers and the coordinator (`make "
+    "the unit tests notice at least 90% of small changes to the error table, sequencing and "
+    "transactions, and at least 85% of a sample for the sender, the answers and the coordinator (`make "
     "mutants`)",
 )
 def test_a_sample_is_the_same_for_the_same_seed():

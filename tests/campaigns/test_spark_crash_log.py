@@ -78,7 +78,7 @@ def test_the_guide_shows_the_stored_log():
 
 
 @pytest.mark.promise(
-    "Spark", "no row is lost or duplicated in the stored crash runs on a real Kafka, with executors"
+    "Spark", "no row is lost or duplicated in the stored crash runs on a real Kafka cluster, with executors"
 )
 def test_the_stored_runs_are_clean_and_have_executors_and_three_topics():
     calls, runs = read()

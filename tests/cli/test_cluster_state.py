@@ -25,7 +25,7 @@ def answer(*, leader: int = 0, operations: int = NOT_REPORTED) -> MetadataRespon
     ("operations", "may_write", "text"),
     [
         (1 << 8 | 1 << 4, True, "WRITE, DESCRIBE"),
-        (1 << 8, False, "WRITE is not granted, only DESCRIBE"),
+        (1 << 8, False, "WRITE is not granted (granted: DESCRIBE)"),
         (NOT_REPORTED, True, "the brokers do not report this user's rights"),
     ],
 )

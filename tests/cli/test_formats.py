@@ -31,19 +31,19 @@ def test_the_extension_of_a_file_determines_its_format(name, form):
     [
         (
             Shape(Format.CSV, LineFormat(key_delimiter=b":"), Columns(), None),
-            "-K cannot be used with the format csv",
+            "-K cannot be used with the csv format",
         ),
         (
             Shape(None, LineFormat(), Columns(key="a"), None),
-            "column options cannot be used with the format lines",
+            "column options cannot be used with the lines format",
         ),
         (
             Shape(Format.JSONL, LineFormat(), Columns(), ";"),
-            "--delimiter cannot be used with the format jsonl",
+            "--delimiter cannot be used with the jsonl format",
         ),
         (
             Shape(Format.RECORDS, LineFormat(null=b"x"), Columns(), None),
-            "--null cannot be used with the format records",
+            "--null cannot be used with the records format",
         ),
     ],
 )

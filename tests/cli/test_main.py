@@ -28,7 +28,7 @@ sys.exit(main())
 
     assert ended.returncode == 2
     assert ended.stderr == (
-        f"The command aioproducer requires the package {package}, which is not installed; run "
+        f"The aioproducer command requires the {package} package, which is not installed; run "
         "pip install 'aioproducer[cli]'\n"
     )
 

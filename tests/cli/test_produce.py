@@ -210,7 +210,7 @@ async def test_a_file_that_becomes_unreadable_ends_the_run_without_reporting_suc
         (["-X", "lingerms=5"], "there is no setting lingerms; did you mean linger_ms?"),
         (
             ["--key", "id"],
-            "column options cannot be used with the format lines; use --format to choose another",
+            "column options cannot be used with the lines format; use --format to choose another",
         ),
         (["--failed", "/no/such/dir/file"], "the directory does not exist or cannot be written"),
         (["-F", "missing.properties"], "there is no such file"),

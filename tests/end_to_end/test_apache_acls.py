@@ -113,7 +113,7 @@ async def test_a_record_for_a_visible_topic_without_write_permission_fails_as_no
     ("topic", "code", "line"),
     [
         ("written", 0, "✓ rights         WRITE, DESCRIBE"),
-        ("seen", 1, "✗ rights         WRITE is not granted, only DESCRIBE"),
+        ("seen", 1, "✗ rights         WRITE is not granted (granted: DESCRIBE)"),
         ("hidden", 1, "→ grant DESCRIBE and WRITE on the topic to this user"),
     ],
 )

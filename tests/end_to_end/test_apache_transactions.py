@@ -1,4 +1,4 @@
-"""Transactions on a real Apache Kafka, v1 on 3.9.2, v1 and v2 on 4.3.1, read back by confluent-kafka's
+"""Transactions on real Kafka clusters, v1 on 3.9.2, v1 and v2 on 4.3.1, read back by confluent-kafka's
 read_committed."""
 
 from __future__ import annotations

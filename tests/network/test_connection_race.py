@@ -390,7 +390,7 @@ def test_the_comparison_names_each_worst_figure_above_that_of_the_best_peer():
         figures.seconds["half-open"][client] = seconds
     figures.failed["half-open"]["aioproducer"] = 4
 
-    assert missed(figures, peers=("aiokafka", "confluent-kafka")) == ["half-open: 3.00 s, a peer 2.50 s"]
+    assert missed(figures, peers=("aiokafka", "confluent-kafka")) == ["half-open: 3.00 s, best peer 2.50 s"]
     assert missed(figures, peers=("confluent-kafka",)) == []
     assert "| half-open | aioproducer | 2 | 3.00 s | 3.00 s | 4 |" in report("title", figures)
 

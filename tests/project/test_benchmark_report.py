@@ -217,7 +217,7 @@ def test_a_missed_goal_is_reported_with_the_ratio():
     found = judged(changed(good_run(), "throughput", "1000 B, 12 partitions", cpu_us=1.5))
 
     assert found["P5"].lines()[:2] == [
-        "- P5 pipelined records of 1 KB cost at most franz-go's CPU, and one connection reaches 80 % of a bare "
+        "- P5 pipelined records of 1 KB cost at most franz-go's CPU, and one connection reaches 80% of a bare "
         "stream's rate: **NOT MET**",
         "  - throughput, 1000 B, 12 partitions: CPU at most franz-go's: **NOT MET**, missed by 1.50x "
         "(1.50 µs vs. 1.00 µs: 1.50x)",

@@ -185,7 +185,7 @@ def test_flights_sent_to_a_real_kafka_are_verified(apache_kafka):
     assert "stays in your cluster" in out
 
 
-@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Apache Kafka")
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Kafka cluster")
 @pytest.mark.apache
 def test_the_demo_starts_a_real_kafka_by_itself_and_ends_it():
     with running_demo("--limit", "3000", "--kafka", "apache") as demo:

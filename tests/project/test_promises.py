@@ -256,7 +256,7 @@ def test_every_command_sets_up_what_it_needs(target):
 @pytest.mark.promise(
     "Demo and pipeline", "`KAFKA=host:port`: the demo runs on the user's cluster, in a topic of its own"
 )
-@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Apache Kafka")
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Kafka cluster")
 @pytest.mark.parametrize("kafka", ["", "apache", "somewhere:9092"])
 def test_make_demo_takes_the_cluster(kafka):
     commands = commands_of("demo", *([f"KAFKA={kafka}"] if kafka else []))
@@ -462,7 +462,7 @@ async def test_the_demos_embedded_cluster_has_three_brokers_in_a_separate_proces
             await RawClient(address).__aenter__()
 
 
-@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Apache Kafka")
+@pytest.mark.promise("Demo and pipeline", "`KAFKA=apache`: the demo starts and stops a real Kafka cluster")
 async def test_the_demo_starts_a_real_kafka_and_ends_it(monkeypatch):
     events = []
 

@@ -109,7 +109,7 @@ async def test_a_row_that_was_not_sent_has_no_partition_and_its_delivery_raises_
     assert (metadata.offset, metadata.timestamp) == (1, 9)
     assert list(sent.receipt.errors) == [1]
     for row in (-1, 3):
-        with pytest.raises(IndexError, match=f"row {row} does not exist; the number of rows is 3"):
+        with pytest.raises(IndexError, match=f"row {row} does not exist; the call has 3 rows"):
             sent.receipt.delivery(row)
 
 

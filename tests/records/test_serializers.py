@@ -709,7 +709,7 @@ async def test_a_record_may_have_its_own_serializers():
 @pytest.mark.parametrize("field", ["value", "key"])
 async def test_an_invalid_serializer_makes_the_record_invalid(field):
     name = f"{field}_serializer"
-    expected = rf"the {name} must be callable or have a method serialize\(topic, value, headers\), not int"
+    expected = rf"the {name} must be callable or have a serialize\(topic, value, headers\) method, not int"
 
     async with producing() as (_, producer):
         for call in (producer.send, producer.send_and_wait, producer.try_send):

@@ -711,7 +711,7 @@ class GoogleUser:
 
 
 def test_credentials_without_an_account_need_the_name_of_one():
-    with pytest.raises(AuthenticationError, match="GoogleUser of google-auth has no account; pass"):
+    with pytest.raises(AuthenticationError, match="google-auth's GoogleUser has no account; pass"):
         GcpTokenProvider(credentials=GoogleUser())()
 
     token = GcpTokenProvider(credentials=GoogleUser(), account=ACCOUNT)()

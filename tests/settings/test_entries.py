@@ -165,18 +165,18 @@ def test_values_of_switches_that_mean_off(text):
         (
             "value.serializer",
             "com.example.Avro",
-            "is a Java class without a counterpart in Python; pass the keyword value_serial",
+            "is a Java class without a counterpart in Python; also pass value_serializer as a keyword",
         ),
         (
             "key.serializer",
             "com.example.Avro",
-            "pass the keyword key_serializer as well; it takes precedence",
+            "also pass key_serializer as a keyword, which takes precedence",
         ),
-        ("interceptor.classes", "com.example.Trace", "pass the keyword interceptors as well"),
+        ("interceptor.classes", "com.example.Trace", "also pass interceptors as a keyword"),
         (
             "connector",
             "socks5://x",
-            "can't be given as text; it must be async f(host, port) -> connected socket; pass the keyword connector",
+            "can't be given as text; it must be async f(host, port) -> connected socket; also pass connector as a",
         ),
         ("partitioner.class", "com.example.ByRegion", "is not one of murmur2"),
         ("ssl.truststore.type", "JKS", "keytool -importkeystore"),
@@ -422,7 +422,7 @@ def test_the_advice_to_give_a_keyword_can_be_followed_with_the_same_file(
     assert getattr(config, keyword) == (tuple(given) if given == [] else given)
     assert config.origin(keyword) == ("default" if given is None else "explicit")
     assert config.linger == 0.007
-    note = f"{key} ({file}:2) has no effect: the keyword {keyword} takes precedence"
+    note = f"{key} ({file}:2) has no effect: the {keyword} keyword takes precedence"
     assert (note in caplog.text) == (key not in KEYS or not KEYS[key].setting)
 
 
@@ -928,7 +928,7 @@ def test_an_overridden_setting_of_a_file_is_reported_with_its_place(tmp_path, ca
     Producer.from_properties(path, enable_idempotence=True, linger_ms=9)
 
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.endswith(f"settings: the keyword enable_idempotence overrides acks ({path}:1)")
+    assert warning.endswith(f"settings: the enable_idempotence keyword overrides acks ({path}:1)")
 
 
 def test_no_keyword_replaces_a_key_that_requests_the_fixed_behaviour(tmp_path, caplog):

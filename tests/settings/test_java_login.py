@@ -256,7 +256,7 @@ def test_strimzis_token_endpoint_must_use_https():
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (java("com.example.Tokens"), "is not a Java class with a counterpart in Python; pass the keyword"),
+        (java("com.example.Tokens"), "is not a Java class with a counterpart in Python; also pass"),
         (
             java(GOOGLE, jaas(PLAIN_MODULE, username="a", password="b")),
             "cannot be used with PlainLoginModule in sasl_jaas",
@@ -384,7 +384,7 @@ def test_an_overridden_login_is_reported_with_its_place(tmp_path, caplog):
     Producer.from_properties(path, sasl_oauth_token_provider=token)
 
     assert (
-        "the keyword sasl_oauth_token_provider overrides sasl_login_callback_handler_class "
+        "the sasl_oauth_token_provider keyword overrides sasl_login_callback_handler_class "
         f"({path}:5), sasl_jaas_config ({path}:4)"
     ) in caplog.text
 

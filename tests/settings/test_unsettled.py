@@ -107,7 +107,7 @@ def test_a_keyword_overrides_a_contradicting_setting_of_a_source_and_the_check_r
 
     assert found.attempt(check)
     assert (found["acks"], found.origins["acks"]) == (-1, DEFAULT)
-    assert found.notes == [f"the keyword enable_idempotence overrides acks ({FILE})"]
+    assert found.notes == [f"the enable_idempotence keyword overrides acks ({FILE})"]
 
 
 @pytest.mark.parametrize("origins", [{}, {"acks": FILE, "enable_idempotence": FILE}])

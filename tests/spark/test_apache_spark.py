@@ -1,4 +1,4 @@
-"""The Spark sink on a real Apache Kafka (transactions v2 on 4.3.1, v1 on 3.9.2), read back with confluent-kafka."""
+"""The Spark sink on real Kafka clusters (transactions v2 on 4.3.1, v1 on 3.9.2), read back with confluent-kafka."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_exactly_once_knows_its_topics():
     assert read_options(EXACTLY_ONCE, is_stream=True).topics == ("t",)
     several = read_options({**SEVERAL, "topics": "b, a"}, is_stream=True)
     assert (several.topic, several.topics) == (None, ("b", "a"))
-    with pytest.raises(ConfigError, match="set the option topic, or topics=a,b,c"):
+    with pytest.raises(ConfigError, match="set the 'topic' option, or topics=a,b,c"):
         read_options(SEVERAL, is_stream=True)
 
 

@@ -227,7 +227,7 @@ def test_a_row_for_a_topic_that_is_not_listed_is_rejected(spark, cluster, topic)
     df = numbered(spark, 30).withColumn("topic", F.expr(f"IF(key = '7', 'other', '{topic}')"))
     options = {"delivery": "exactly_once", "transactionalId": topic, "topics": topic}
 
-    with pytest.raises(Exception, match="for topic 'other', but the option topics names only"):
+    with pytest.raises(Exception, match="for topic 'other', but the 'topics' option names only"):
         write(partition_by_key(df, {topic: 3}), cluster.servers, **options)
     assert cluster.committed(topic) == []
 

@@ -592,7 +592,7 @@ def test_a_row_for_another_topic_is_named_with_the_option(cluster, topic):
     options, plan = planned(cluster, **TOPICS)
 
     with pytest.raises(
-        SinkError, match=f"row 4 of task 1 is for topic {topic!r}, but the option topics names only t, u"
+        SinkError, match=f"row 4 of task 1 is for topic {topic!r}, but the 'topics' option names only t, u"
     ):
         write(options, plan, [rows_for(["t", "u", "t"]), rows_for(["u", topic])], task_id=1)
     assert cluster.records("t") == []

@@ -76,12 +76,16 @@ def wrong(df, cluster, **options):
             "must be at_least_once or exactly_once",
         ),
         (["'x' AS value"], {"topic": "t", "topik": "x"}, "there is no option topik; did you mean topic?"),
-        (["'x' AS value"], {"topic": "t", "delivery": "exactly_once"}, "requires the option transactionalId"),
+        (
+            ["'x' AS value"],
+            {"topic": "t", "delivery": "exactly_once"},
+            "requires the 'transactionalId' option",
+        ),
         (["'x' AS value"], {"topic": "t", "transactionalId": "x"}, "requires delivery=exactly_once"),
         (
             ["'x' AS value", "'t' AS topic"],
             {"delivery": "exactly_once", "transactionalId": "x"},
-            "set the option topic, or topics=a,b,c",
+            "set the 'topic' option, or topics=a,b,c",
         ),
         (
             ["'x' AS value"],
@@ -140,7 +144,7 @@ def test_each_mistake_has_an_error_message(spark, cluster, columns, options, tex
         ({"logAppendTime": "true"}, "option logAppendTime requires delivery=exactly_once"),
         (
             {**ONCE, "transactionalId": ""},
-            "requires the option transactionalId: a name that only this query uses",
+            "requires the 'transactionalId' option: a name that only this query uses",
         ),
         (
             {**ONCE, "txnVersion": "1"},

@@ -1,4 +1,4 @@
-"""A server for proxies and simulated brokers. It leaves no task or socket behind, whenever it is closed."""
+"""A server for proxies and simulated brokers. It leaves no task or socket behind, no matter when it is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An accumulator without a sender or a socket. Its executor works on request; its event counts how often it is set."""
+"""An accumulator without a sender or a socket. Its executor runs jobs on request; its event counts
+how often it is set."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ class Bench:
         return delivery
 
     def fill(self, partition: int = 0, batches: int = 1) -> None:
-        """Send until `batches` more batches are closed; an open one follows them."""
+        """Send until `batches` more batches are closed, with an open one behind them."""
         queue = self.topic.queues[partition]
         closed = sum(batch.state is BatchState.CLOSED for batch in queue.batches)
         while sum(batch.state is BatchState.CLOSED for batch in queue.batches) < closed + batches:
@@ -173,7 +174,7 @@ class Bench:
         )
 
     def drain_all(self, node: int = 0) -> list[ProducerBatch]:
-        """Drain all batches due for the node, including those that become due meanwhile."""
+        """Drain all batches due for the node, including those that become due in the meantime."""
         found: list[ProducerBatch] = []
         while node in self.ready() and (batches := self.drain(node)):
             found += batches
@@ -230,6 +231,6 @@ def small_bench(**settings: object) -> Bench:
 
 
 def note_answered(batch: ProducerBatch) -> None:
-    """Remove a batch from those in flight, as the sender does when the batch is answered."""
+    """Remove a batch from its queue's in-flight batches, as the sender does when the response arrives."""
     queue = batch.queue
     queue.in_flight = tuple(other for other in queue.in_flight if other is not batch)

@@ -1,4 +1,4 @@
-"""Uses of aiokafka's producer, taken from its documentation: start to stop, records, batches, transactions, errors.
+"""Uses of aiokafka's producer, taken from its documentation: lifecycle, records, batches, transactions, errors.
 
 Each takes the imported package and the address of a cluster, and returns what the user saw.
 test_aiokafka_surface.py runs it with both clients."""
@@ -27,7 +27,7 @@ def usage(function: Usage) -> Usage:
     return function
 
 
-# ------------------------------------------------------------------------- the usages, from start to stop
+# ---------------------------------------------------------------------------------------------- lifecycle
 
 
 @usage
@@ -246,7 +246,7 @@ async def compression(imported, servers):
 
 @usage
 async def batches_filled_until_they_are_full(imported, servers):
-    """The batch producer of the documentation. How many records fill a batch depends on the client."""
+    """The documentation's batch producer. How many records fill a batch depends on the client."""
     producer = imported.AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=1000)
     await producer.start()
     batch = producer.create_batch()

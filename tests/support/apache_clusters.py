@@ -1,7 +1,7 @@
 """Real clusters shared by several tests: started before the first test, stopped after the last.
 
-A fixture of scope "module" or "session" yields from `running`, which has its own event loop, since the loop of a test
-ends with that test.
+A "module"- or "session"-scoped fixture yields from `running`, which has its own event loop, since a test's loop ends
+with the test.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def running(
 ) -> Iterator[ApacheKafka]:
     """Run a block with a started cluster, in which `prepare` has created the topics.
 
-    If Kafka or Java is missing, the tests are skipped, or fail in CI (CI=true). If `request` (of the fixture) is
+    If Kafka or Java is missing, the tests are skipped, or fail in CI (CI=true). If the fixture's `request` is
     passed, the brokers' logs are kept when tests fail in the block.
     """
 
@@ -76,5 +76,5 @@ def running(
 
 
 def failures(request: pytest.FixtureRequest | None) -> int:
-    """The number of tests of the session that have failed."""
+    """The number of tests that have failed in this session."""
     return 0 if request is None else request.session.testsfailed

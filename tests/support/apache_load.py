@@ -30,7 +30,7 @@ PARTITIONS = 6
 KEYS = 30
 BURST = 5
 PAUSE = 50 * MS
-"""Each key sends BURST records and pauses: 3000 records a second, with several batches in flight."""
+"""Each key's task sends BURST records and pauses: 3000 records a second in all, with several batches in flight."""
 
 
 class Victim(NamedTuple):
@@ -188,7 +188,7 @@ async def under_load(
             await running
         finally:
             for node in kafka.nodes:
-                if node.pid:  # a broker left frozen by a failed test would fail all later tests
+                if node.pid:  # a broker left frozen by a failed test would make all later tests fail
                     kafka.resume(node.id)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The log of a real Kafka, read by confluent-kafka, aiokafka and Kafka's own DumpLogSegments.
+"""The log of a real Kafka cluster, read by confluent-kafka, aiokafka and Kafka's own DumpLogSegments.
 
 `read_thrice` compares the three. It also checks what only the tool shows: the checksum and codec of each batch, and
 that the sequence numbers of each producer have no gaps.

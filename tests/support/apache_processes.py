@@ -23,7 +23,7 @@ def is_alive(pid: int) -> bool:
 
 
 def command_lines(text: str) -> dict[int, str]:
-    """The other processes of the machine whose command line contains `text`."""
+    """The other processes on the machine whose command line contains `text`."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,7 +46,7 @@ def children() -> set[int]:
 
 
 def descriptors() -> dict[str, str]:
-    """The open files, pipes and sockets of this process; not /dev/null, which a loop of uvloop keeps open."""
+    """The open files, pipes and sockets of this process; not /dev/null, which a uvloop loop keeps open."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:

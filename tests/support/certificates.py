@@ -1,4 +1,4 @@
-"""Certificates for the tests: of an authority, brokers and clients, and some that must be rejected."""
+"""Test certificates for an authority, brokers and clients, and some that must be rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stranger() -> trustme.CA:
 
 @functools.cache
 def broker_certificate(kind: str = "right") -> trustme.LeafCert:
-    """A certificate for 127.0.0.1 and localhost; or one expired, not yet valid, for another host or not trusted."""
+    """A certificate for 127.0.0.1 and localhost, or an expired, not yet valid, wrong-host or untrusted one."""
     now = datetime.datetime.now(datetime.UTC)
     if kind == "expired":
         return authority().issue_cert(HOST, not_before=now - 3 * DAY, not_after=now - DAY)
@@ -80,7 +80,7 @@ def key_pem(certificate: trustme.LeafCert, password: str | None = None) -> str:
 
 
 def pkcs12_store(certificate: trustme.LeafCert, password: str) -> bytes:
-    """The key and the chain in PKCS12, as keytool or openssl store them."""
+    """The key and the chain as PKCS12, as keytool or openssl store them."""
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     own, *others = [load_pem_x509_certificate(pem.bytes()) for pem in certificate.cert_chain_pems]
     encryption = serialization.BestAvailableEncryption(password.encode())
@@ -95,6 +95,6 @@ def pkcs12_trust(password: str) -> bytes:
 
 
 def write(path: Path, content: str | bytes) -> str:
-    """Write a file and return its path as settings expect it."""
+    """Write a file and return its path in the form that settings expect."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)

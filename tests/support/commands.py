@@ -1,4 +1,4 @@
-"""Runs the command `aioproducer` in a process, with pipes or on a pseudo-terminal."""
+"""Runs the `aioproducer` command in a process, with pipes or on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Running:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a command: that of this process, without its settings for aioproducer and colours."""
+    """The environment for a command: this process's own, without variables for aioproducer and colours."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("AIOPRODUCER_")}
     plain |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "COLUMNS": "100"}
     for name in ("NO_COLOR", "FORCE_COLOR"):

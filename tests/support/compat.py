@@ -20,7 +20,7 @@ def quick_aiokafka(cluster: EmbeddedCluster, **settings: Any) -> AIOKafkaProduce
 async def aiokafka_producing(
     brokers: int = 1, *, topics: dict[str, int] | None = None, **settings: Any
 ) -> AsyncIterator[tuple[EmbeddedCluster, AIOKafkaProducer]]:
-    """A cluster with topic "t" of two partitions, and a started producer, which must leave nothing behind."""
+    """A cluster with a two-partition topic "t", and a started producer, which must leave nothing behind."""
     async with EmbeddedCluster(brokers, topics=topics or {"t": 2}) as cluster:
         producer = quick_aiokafka(cluster, **settings)
         await producer.start()

@@ -1,4 +1,4 @@
-"""Reads the fenced blocks of README.md and of the guides under docs/, with their places and the comments before them.
+"""Reads the fenced blocks in README.md and in the guides under docs/, with their locations and preceding comments.
 
 docs/README.md has the rules for writers; docs_runner.py runs the blocks."""
 
@@ -39,13 +39,13 @@ class Block:
 
     @property
     def place(self) -> str:
-        """The place for messages, e.g. docs/testing.md:12."""
+        """The location to show in messages, e.g. docs/testing.md:12."""
         page = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
         return f"{page.as_posix()}:{self.line}"
 
     @property
     def file_name(self) -> str | None:
-        """The block's file: named in a first line such as `# app.py`, or chosen if it is a test; otherwise None."""
+        """The block's file name: from a first line such as `# app.py`, or generated for a test; otherwise None."""
         named = _FILE_NAME.match(self.code.partition("\n")[0])
         if named:
             return named[1]

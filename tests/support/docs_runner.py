@@ -130,7 +130,7 @@ class Page:
         self._has_tests = False
 
     async def run(self) -> None:
-        """Run all blocks and tests of the page. Errors in its code are raised with a note about their place."""
+        """Run all blocks and tests of the page. Errors in its code are raised with a note that says where."""
         await asyncio.sleep(0)
         before = asyncio.all_tasks()
         for block in blocks_of(self._path):

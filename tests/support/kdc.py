@@ -80,7 +80,7 @@ class Kdc:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Kdc]:
-    """Run a block with a KDC. If the package gssapi or Debian's krb5-kdc, krb5-admin-server or krb5-user is missing,
+    """Run a block with a KDC. If the gssapi package or Debian's krb5-kdc, krb5-admin-server or krb5-user is missing,
     the tests are skipped, or fail: see skip_or_fail."""
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if importlib.util.find_spec("gssapi") is None:
@@ -130,7 +130,7 @@ def java_with_kerberos() -> str | None:
 
 
 def skip_or_fail(message: str) -> NoReturn:
-    """Skip a test of Kerberos; fail it with KERBEROS_TESTS=1, and with CI=true unless KERBEROS_TESTS=0."""
+    """Skip a Kerberos test; fail it with KERBEROS_TESTS=1, and with CI=true unless KERBEROS_TESTS=0."""
     wanted = os.environ.get("KERBEROS_TESTS")
     if wanted == "1" or (wanted != "0" and is_ci()):
         pytest.fail(message)

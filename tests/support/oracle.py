@@ -1,6 +1,6 @@
 """An encoder of record batches v2 that is slow and obvious. The compiled record path must write the same bytes.
 
-The encoder shares no code and no constant with the package. Even the CRC is computed from its definition.
+The encoder shares no code or constants with the package. Even the CRC is computed from its definition.
 """
 
 from __future__ import annotations

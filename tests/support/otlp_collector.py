@@ -1,4 +1,4 @@
-"""A local collector that keeps the data it receives by OTLP over HTTP."""
+"""A local collector that keeps the data that it receives as OTLP over HTTP."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ AFTER_APPEND = [
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     ErrorCode.KAFKA_STORAGE_ERROR,
 ]
-"""The codes in RETRIABLE that a broker may return although the records are already in its log."""
+"""The codes in RETRIABLE that a broker may return even though the records are already in its log."""
 
 NOT_RETRIABLE = [
     ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -185,7 +185,7 @@ async def within(seconds: float, waited_for: Awaitable[T]) -> T:
 
 
 async def results(deliveries: Iterable[Delivery], seconds: float = 3) -> list[RecordMetadata | BaseException]:
-    """Wait for the metadata or the error of each record; fail after `seconds` (on a fast machine)."""
+    """Wait for each record's metadata or error; fail after `seconds` (on a fast machine)."""
     deliveries = list(deliveries)
     if deliveries:
         try:
@@ -229,7 +229,8 @@ async def send_to_a_re_created_topic(
 ) -> list[Delivery]:
     """Send `count` records in one batch that may be in the log of a deleted topic, but not in that of the new topic.
 
-    The broker answers each further attempt with NOT_ENOUGH_REPLICAS. The cluster must know topic ids in Produce (4.1).
+    The broker answers each further attempt with NOT_ENOUGH_REPLICAS. The cluster must support topic
+    ids in Produce (4.1).
     """
     cluster.faults.add(PRODUCE, error=ErrorCode.REQUEST_TIMED_OUT, after_append=True)
     cluster.faults.add(PRODUCE, error=ErrorCode.NOT_ENOUGH_REPLICAS, count=10_000)

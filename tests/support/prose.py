@@ -26,7 +26,7 @@ OPENING = "opening"
 SAMPLES = "tests/project/test_prose.py"
 """The test file with samples of each phrase, which do not count."""
 PRINTED = "benchmarks/RESULTS.md"
-"""The file of figures that benchmarks/report.py prints. Its prose comes from REMARKS.md, which counts."""
+"""The file with the figures that benchmarks/report.py prints. Its prose comes from REMARKS.md, which counts."""
 FEWEST_WORDS = 4
 """String literals with fewer words are names or values, not prose."""
 
@@ -55,7 +55,7 @@ PHRASES: dict[str, re.Pattern[str]] = {
 
 
 class Kind(Enum):
-    """The kinds of prose, which differ in the first words that count."""
+    """The kinds of prose, which differ in which opening words are counted."""
 
     DOCSTRING = "docstring"
     COMMENT = "comment"
@@ -69,15 +69,15 @@ OPENINGS: dict[Kind, re.Pattern[str]] = {
         r"\A(What|Who|Whoever|Whom|Whose|Where|That|Of|As|Whether or|It|Its|They|Their|Them|He|His|She|Her)\b"
     ),
     Kind.COMMENT: re.compile(r"\A(What|Who|Whom|Whose|Where|That|Of|Whether or)\b"),
-    # Each sentence has an opening. "What is X?", "That topic is new" and "Of 100 records, 3 failed" are usual English.
+    # Each sentence has an opening. "What is X?", "That topic is new" and "Of 100 records, 3 failed" are normal English.
     Kind.PARAGRAPH: re.compile(
         r"(?:\A|(?<=[.!?] ))"
         r"(What|Who|Whom|Whose|Where|That (?:an?|the|its?|their|they|there|no|all|each)|Of(?! \d)|Whether or)\b"
         r"(?![^.!?]*\?)"
     ),
 }
-"""The first words that count in each kind of prose. A message begins in the middle of a sentence, and a heading may
-name a question."""
+"""The opening words that are counted in each kind of prose. There are none for messages, which begin in mid-sentence,
+or for headings, which may name a question."""
 AROUND = 60
 """The number of characters that are shown before and after a phrase."""
 
@@ -292,7 +292,7 @@ def folders(room: str) -> list[str]:
 
 
 def files_of(part: str) -> list[Path]:
-    """The files to read of one part: a file, or a directory with its subdirectories."""
+    """The files to read in one part: a file, or a directory with its subdirectories."""
     path = ROOT / part
     if path.is_file():
         return [path] if reader_of(path) else []
@@ -340,8 +340,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.prose", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("parts", nargs="*", help="directories or files; all of the project by default")
-    parser.add_argument("--hits", action="store_true", help="print each phrase with its place")
+    parser.add_argument("parts", nargs="*", help="directories or files; the whole project by default")
+    parser.add_argument("--hits", action="store_true", help="print each phrase and where it occurs")
     arguments = parser.parse_args()
     is_above = False
     for part in arguments.parts or PARTS:

@@ -124,7 +124,7 @@ class Fetched(NamedTuple):
 
 
 class GroupOffset(NamedTuple):
-    """The answer of OffsetFetch for one partition."""
+    """OffsetFetch's response for one partition."""
 
     error: int
     offset: int = -1
@@ -266,7 +266,7 @@ class Transactions:
     async def produce_all(
         self, batches: Mapping[tuple[str, int], bytes], *, version: int, name: str | None = "", acks: int = -1
     ) -> list[ProduceResponse.PartitionProduceResponse]:
-        """Send one Produce request; returns the answers in the order of the batches."""
+        """Send one Produce request; return the answers in the order of the batches."""
         request = self.produce_request(batches, acks=acks)
         request.transactional_id = self.name if name == "" else name
         response = await self.client.ask(request, version)
@@ -289,7 +289,7 @@ class Transactions:
     async def produce(
         self, producer: Identity, sequence: int, *values: bytes, version: int, partition: int = 0
     ) -> int:
-        """Send one transactional batch, repeated until the answer is final; returns the error code."""
+        """Send one transactional batch, repeated until the answer is final; return the error code."""
 
         async def ask() -> int:
             answer = await self.produce_once(
@@ -335,7 +335,7 @@ class Transactions:
         return [part.error_code for topic in response.topics for part in topic.partitions]
 
     async def commit_offset(self, producer: Identity, offset: int, *, version: int) -> int:
-        """TxnOffsetCommit of partition 0, repeated until the answer is final."""
+        """TxnOffsetCommit for partition 0, repeated until the answer is final."""
 
         async def ask() -> int:
             (code,) = await self.commit_offsets(producer, {(self.topic, 0): Offset(offset)}, version=version)

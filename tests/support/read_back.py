@@ -1,6 +1,7 @@
 """Reads a topic with a consumer that shares no code with the producer: confluent-kafka in assign mode, in a thread.
 
-Tests against a real Kafka use this. `compare_with_log` compares the log with the producer's result for each record.
+Tests against a real Kafka cluster use this. `compare_with_log` compares the log with the producer's result for each
+record.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ def assert_in_order(log: Log) -> None:
 
 
 async def result_of(delivery: asyncio.Future[RecordMetadata]) -> RecordMetadata | DeliveryError:
-    """Wait for the metadata or the error of a record."""
+    """Wait for a record's metadata or error."""
     try:
         return await delivery
     except DeliveryError as error:

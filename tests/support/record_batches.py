@@ -20,6 +20,6 @@ def split_batches(records: Bytes) -> Iterator[memoryview]:
     while at < len(view):
         end = at + read_header(view, at).size
         if end > len(view):
-            raise ProtocolError(f"record batch: {len(view) - at} of {end - at} bytes are there")
+            raise ProtocolError(f"record batch: only {len(view) - at} of {end - at} bytes are present")
         yield view[at:end]
         at = end

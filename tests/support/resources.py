@@ -34,8 +34,8 @@ def use_malloc_only() -> None:
     """Make Python allocate all its memory with malloc, whose bytes in use can be counted. This restarts the program,
     unless Python already uses only malloc.
 
-    The resident memory of a process does not show growth: for a single small object that survives a peak, an
-    allocator keeps a whole page, and Python's own allocator a whole megabyte."""
+    The resident memory of a process does not show growth: if a single small object survives a peak, an allocator
+    keeps a whole page for it, and Python's own allocator a whole megabyte."""
     if not _uses_malloc_only():
         os.execve(
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONMALLOC": "malloc"}
@@ -80,7 +80,7 @@ def _allocated() -> int | None:
     """Return the bytes that malloc has handed out; None with a C library that doesn't count them."""
     try:
         count = ctypes.CDLL(None).mallinfo2
-    except AttributeError:  # another library than glibc, or glibc before 2.33
+    except AttributeError:  # a library other than glibc, or glibc before 2.33
         return None
     count.restype = _MallInfo
     found = count()

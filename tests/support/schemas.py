@@ -112,12 +112,12 @@ TIMEOUT = 20_000 * MS
 
 
 def new_client(url: str, **conf: Any) -> SchemaRegistryClient:
-    """Return a blocking client; `mock://` is a registry in memory that only this client uses."""
+    """Return a blocking client; `mock://` is an in-memory registry that only this client uses."""
     return SchemaRegistryClient.new_client({"url": url, "timeout": TIMEOUT, **conf})
 
 
 def new_async_client(url: str, **conf: Any) -> AsyncSchemaRegistryClient:
-    """Return an async client; `mock://` is a registry in memory that only this client uses."""
+    """Return an async client; `mock://` is an in-memory registry that only this client uses."""
     return AsyncSchemaRegistryClient.new_client({"url": url, "timeout": TIMEOUT, **conf})
 
 

@@ -1,7 +1,7 @@
 """Starts Spark in less than half the usual time.
 
 Spark's Python processes import from pyspark.zip, which has no bytecode, so each of them spends about 0.5 s on
-compiling. Without that archive, they use the installed package. Java maps the classes of an earlier run instead of
+compiling. Without that archive, they use the installed package. Java maps the classes from an earlier run instead of
 reading 250 jars."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def home() -> Path:
 
 @functools.cache
 def java_options() -> str:
-    """Options for Java: a single compiler, and the classes of an earlier run. If there was none, one is started."""
+    """Options for Java: a single compiler, and the classes from an earlier run. If there was none, run one first."""
     kept = ROOT / "build" / f"spark-{pyspark.__version__}.jsa"
     if not kept.exists() and DUMP not in os.environ:
         fresh = kept.with_name(f"{kept.name}.{os.getpid()}")

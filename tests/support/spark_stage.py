@@ -181,7 +181,7 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
 
 
 def write(df: DataFrame, servers: str, topic: str | None = None, **options: Any) -> None:
-    """Write a DataFrame like a user; `kafka__linger_ms=5` sets the option kafka.linger.ms."""
+    """Write a DataFrame as a user would; `kafka__linger_ms=5` sets the kafka.linger.ms option."""
     writer = df.write.format(FORMAT).option("kafka.bootstrap.servers", servers).mode("append")
     if topic is not None:
         writer = writer.option("topic", topic)

@@ -46,7 +46,7 @@ def shown(value: object) -> str:
 
 
 def assert_no_frame_shows(error: BaseException, secret: str) -> None:
-    """Check that the error has frames of the package, and that no local variable of theirs shows the secret."""
+    """Check that the error has frames of the package, and that none of their local variables shows the secret."""
     found = list(frames(error))
     assert found
     for frame in found:

@@ -1,7 +1,7 @@
 """The environment of cells: a cell is a function that checks one behaviour of Kafka 4.3's brokers in transactions.
 
 Its name describes the behaviour, which holds for transactions v1 (transaction.version=1), for v2, or for both. Each
-cell has its own topic with three partitions, transactional id and group, on any cluster.
+cell has its own transactional id, group, and topic with three partitions, on any cluster.
 """
 
 from __future__ import annotations
@@ -102,5 +102,5 @@ def collector(cells: list[Case]) -> Callable[..., Callable[[Cell], Cell]]:
 
 
 def named(cells: list[Case]) -> list[object]:
-    """The cells, each once for every level for which it holds, as parameters of a test."""
+    """The cells, each once per level for which it holds, as parameters for a test."""
     return [pytest.param(case, level, id=f"{case.name}-v{level}") for case in cells for level in case.levels]

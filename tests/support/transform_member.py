@@ -19,7 +19,7 @@ from tests.support.transforming import AIOKAFKA, copy, new_consumer
 SESSION_MS = 3000
 TRANSACTION_MS = 30_000
 OPEN_SECONDS = 0.02
-"""The time for which a transaction stays open after its records were written."""
+"""How long a transaction stays open after its records are written."""
 
 
 def say(line: str) -> None:

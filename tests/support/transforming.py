@@ -104,7 +104,7 @@ async def looping(
 
 
 def value_of(record: Any) -> bytes:
-    """The value of a record of either consumer."""
+    """The value of a record from either consumer."""
     return record.value() if callable(record.value) else record.value
 
 

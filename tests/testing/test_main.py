@@ -239,4 +239,4 @@ def test_without_standard_input_stop_with_stdin_is_an_error(monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["testing", "--stop-with-stdin"])
 
     assert command_line.main() == 2
-    assert capsys.readouterr().err.startswith("--stop-with-stdin requires a standard input")
+    assert capsys.readouterr().err.startswith("--stop-with-stdin requires standard input")

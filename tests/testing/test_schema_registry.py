@@ -224,7 +224,7 @@ async def test_missing_files_without_jgo_name_both(registry_of, monkeypatch, tmp
 
     with pytest.raises(
         ApicurioMissingError,
-        match=r"the files of Apicurio Registry 3\.3\.3 are not in .*/cache and jgo, which would fetch them, is not "
+        match=r"the Apicurio Registry 3\.3\.3 files are not in .*/cache, and jgo, which would fetch them, is not "
         r"installed; run pip install 'aioproducer\[kafka\]'",
     ):
         await registry_of().start()
@@ -238,7 +238,7 @@ async def test_a_fetch_without_a_network_says_what_to_do(registry_of, monkeypatc
 
     with pytest.raises(
         ApicurioError,
-        match=r"the files of Apicurio Registry 3\.3\.3 are not in .*/cache and could not be fetched from Maven "
+        match=r"the Apicurio Registry 3\.3\.3 files are not in .*/cache and could not be fetched from Maven "
         r"Central\.",
     ) as caught:
         await registry_of().start()

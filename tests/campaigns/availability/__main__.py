@@ -46,7 +46,7 @@ def missed(figures: Figures, *, peers: tuple[str, ...]) -> list[str]:
         best = min((max(clients[peer]) for peer in peers if peer in clients), default=float("inf"))
         ours = max(clients["aioproducer"])
         if ours > best:
-            found.append(f"{kind}: {ours:.2f} s, a peer {best:.2f} s")
+            found.append(f"{kind}: {ours:.2f} s, best peer {best:.2f} s")
     return found
 
 

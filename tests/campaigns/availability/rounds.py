@@ -24,13 +24,13 @@ BROKERS = 3
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 STEADY = 3.0
-"""Seconds for which records must have flowed in all partitions before a fault."""
+"""How many seconds records must have flowed in all partitions before a fault."""
 FLOWS = 0.5
 """Records flow in a partition if its last acknowledgement is at most this many seconds old."""
 RECOVERY_TIMEOUT = 150.0
 """Seconds within which all clients must have recovered; otherwise the run fails."""
 FROZEN = 8.0
-"""Seconds for which a leader is frozen or down: longer than the cluster takes to elect another one."""
+"""How many seconds a leader is frozen or down: longer than the cluster takes to elect another one."""
 
 
 class Figures:

@@ -4,7 +4,7 @@
 
 Prints counts per outcome, how often each fault occurred, how long its recovery took, and for each failure the command
 that replays it. It also prints the resources that this process holds once all producers are closed: steady growth of
-memory or of any other resource is also a failure. For a run of three days, pass `--minutes 4320`."""
+memory or of any other resource is also a failure. For a three-day run, pass `--minutes 4320`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 async def _play_all(plans: list[Plan], seconds: float, tally: Tally) -> None:
-    """Play the plans in turn until the time has passed. A schedule that has begun is played to its end."""
+    """Play the plans in turn until the time is up. A schedule that has begun is played to its end."""
     began = time.monotonic()
     for number, which in enumerate(plans):
         if time.monotonic() - began > seconds:

@@ -60,7 +60,7 @@ class Copier(TransactionalUser):
                     is_placed = False
                     await self._recover()
                 except KafkaException:
-                    await asyncio.sleep(100 * MS)  # no broker is reachable for the consumer
+                    await asyncio.sleep(100 * MS)  # the consumer can't reach any broker
         finally:
             await asyncio.to_thread(consumer.close)
 

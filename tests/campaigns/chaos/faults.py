@@ -81,7 +81,7 @@ async def _kill(world: World, random: Random) -> None:
 
 @_fault("frozen", Family.BROKERS)
 async def _freeze(world: World, random: Random) -> None:
-    """Freeze a leader for less or more than its session, so that it resumes as a leader or after it was deposed."""
+    """Freeze a leader for shorter or longer than its session, so that it resumes as the leader or as a former one."""
     victim = await world.any_leader(random)
     world.kafka.pause(victim)
     try:
@@ -111,7 +111,7 @@ async def _two_down(world: World, random: Random) -> None:
 
 @_fault("coordinator killed in mid-commit", Family.BROKERS, *TRANSACTIONAL)
 async def _kill_coordinator(world: World, random: Random) -> None:
-    """Kill a coordinator some milliseconds after it has received an EndTxn."""
+    """Kill a coordinator up to 20 ms after it has received an EndTxn."""
     victim = await _trapped(world, ApiKey.END_TXN)
     if victim is None:
         return

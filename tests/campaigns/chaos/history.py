@@ -14,7 +14,7 @@ class Recovery:
 
     names: tuple[str, ...]
     silence: float
-    """The longest time in which a partition of the steady topic acknowledged nothing."""
+    """The longest time during which a partition of the steady topic acknowledged nothing."""
     recovered: float
     """The time from the return of the last broker until each partition had acknowledged a record sent since then, and
     each transactional producer had committed a transaction begun since then."""
@@ -39,7 +39,7 @@ class ChaosHistory(History):
     replaced: int = 0
     """How often the copier was replaced."""
     acks_of: dict[str, int] = field(default_factory=dict)
-    """The acks of each producer that has less than acks=all."""
+    """The acks setting of each producer with less than acks=all."""
     ended_twice: dict[int, str] = field(default_factory=dict)
     """How the brokers themselves committed a transaction in part, by its number."""
     lost: Counter[str] = field(default_factory=Counter)
@@ -49,6 +49,6 @@ class ChaosHistory(History):
     errors: Counter[str] = field(default_factory=Counter)
     """The producers' errors, from their metrics."""
     latest: float = 0.0
-    """The longest time in seconds from a deadline to a result after it."""
+    """The longest time in seconds by which a result missed its deadline."""
     worst_lag: float = 0.0
-    """The longest delay of a turn of the event loop, in seconds."""
+    """The longest delay of an event loop turn, in seconds."""

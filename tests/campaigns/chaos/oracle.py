@@ -1,9 +1,9 @@
 """Judges a schedule by what confluent-kafka reads at the end: every result that a producer reported must be true.
 
 The rules are those of the simulation (`../simulation/oracle.py`). One topic is deleted and re-created, and readers
-see only its last log. The claim for that topic is: a record that was sent when no broker knew the old topic any longer,
-and that was acknowledged, is in the new log once, at its offset. Earlier records may be lost with the old log. The new
-log contains no record twice, none out of order, and none that was reported as NOT_PERSISTED."""
+see only its last log. For that topic, an acknowledged record that was sent when no broker knew the old topic any longer
+must be in the new log once, at its offset. Earlier records may be lost with the old log. The new log contains
+no record twice, none out of order, and none that was reported as NOT_PERSISTED."""
 
 from __future__ import annotations
 

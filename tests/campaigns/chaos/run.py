@@ -271,5 +271,5 @@ class _Errors(logging.Handler):
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")
 
     def _is_possible(self, loss: str) -> bool:
-        """Return True if acknowledged records can be lost: with a re-created topic, or, with acks=1, with a leader."""
+        """Return True if acknowledged records can be lost: with a re-created topic or, with acks=1, a lost leader."""
         return f"({MADE_ANEW}-" in loss or bool(self._history.acks_of)

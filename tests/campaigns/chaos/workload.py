@@ -76,7 +76,7 @@ class User:
         participant: Producer | None = None,
         partition: int | None = None,
     ) -> Delivery:
-        """Send one record, perhaps with a participant of the transaction, and record its result."""
+        """Send one record, perhaps through a participant in the transaction, and record its result."""
         history = self.world.history
         now = asyncio.get_running_loop().time()
         number = len(history.sent)

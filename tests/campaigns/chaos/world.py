@@ -199,7 +199,7 @@ class World:
         self.history.made_anew_at = asyncio.get_running_loop().time()
 
     async def add_partitions(self, count: int) -> None:
-        """Add partitions to the growing topic; the producers learn of them with their next metadata."""
+        """Add partitions to the growing topic; the producers learn of them from their next metadata."""
         total = self._partitions[GROWING] + count
         future = self._admin.create_partitions([NewPartitions(GROWING, total)])[GROWING]
         await asyncio.to_thread(future.result, 60)

@@ -34,7 +34,7 @@ def _shares(frames: int) -> Iterator[tuple[int, int]]:
 
 
 def feed_all(seed: int, frames: int, processes: int, seconds: float) -> tuple[Tally, float]:
-    """Feed the frames in several processes; return the results and the seconds that this took."""
+    """Feed the frames in several processes; return the results and how many seconds it took."""
     began = time.perf_counter()
     tally = Tally()
     wanted = itertools.takewhile(

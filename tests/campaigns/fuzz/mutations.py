@@ -13,8 +13,8 @@ EXTREMES = tuple(
         # Lengths and counts of one to eight bytes: least, greatest, and their neighbours.
         "00 01 7f 80 ff 0000 0001 7fff 8000 ffff fffe 00000000 00000001 7fffffff 80000000 ffffffff fffffffe "
         "0fffffff 01000000 00010000 7fffffffffffffff 8000000000000000 ffffffffffffffff "
-        # Varints: 126 to 128, 2^14, 2^31, 2^32 - 1, one bit more, one byte more, without an end; and their zigzag
-        # forms.
+        # Varints: 254, 255, 128, 2^14, 2^31, 2^32 - 1, one bit longer, one byte longer, unterminated, 2^31 - 1,
+        # 2^63, 2^64 - 1.
         "fe01 ff01 8001 808001 8080808008 ffffffff0f ffffffff1f 808080808001 ffffffffffffffffff ffffffff07 "
         "80808080808080808001 ffffffffffffffffff01"
     ).split()

@@ -110,7 +110,7 @@ def _take_metadata(version: int, frame: bytes) -> object:
     return cluster
 
 
-# Answers to Produce: compiled code reads successes, and must read the same as the declared decoder.
+# Answers to Produce: compiled code reads successes, and its result must equal that of the declared decoder.
 
 
 def _draw_appended(random: Random) -> Drawn:

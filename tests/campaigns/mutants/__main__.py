@@ -54,7 +54,7 @@ class Group(NamedTuple):
     modules: list[str]
     suite: list[str]
     most_seconds: float
-    """The limit of processor time in seconds, for the suite without any change and for each mutant."""
+    """The processor-time limit in seconds, for the unchanged suite and for each mutant."""
     least_killed: float
     sample: int | None = None
     """The number of mutants of each module that are tried, chosen by the seed; None for all."""
@@ -112,7 +112,7 @@ class Trial:
         return (self._copy / module).read_text(encoding="utf-8")
 
     def original(self, group: Group) -> float:
-        """Run a group's suite on the originals; return the seconds of processor time that it took."""
+        """Run a group's suite on the originals; return how many seconds of processor time it took."""
         sources = {module: self.source(module) for module in group.modules}
         for module, source in sources.items():
             # Written without comments, as all mutants are.
@@ -149,7 +149,7 @@ class Trial:
         return fate
 
     def run(self, arguments: Sequence[str], seconds: float) -> tuple[Fate, float]:
-        """Run pytest with these arguments; return the result for the current code and the seconds that it took."""
+        """Run pytest with these arguments; return the result for the current code and how many seconds it took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([seconds, *arguments]) + "\n")
@@ -193,7 +193,7 @@ def try_module(module: str, trial: Trial, group: Group, mutants: Sequence[Mutant
             say(f"{module}: {number} of {len(mutants)}, {time.perf_counter() - began:.0f} s")
     share = 100 * (1 - fates[Fate.SURVIVED] / len(mutants))
     counts = ", ".join(f"{fates[fate]} {fate.value}" for fate in Fate)
-    say(f"{module}: {len(mutants)} mutants, {counts}: {share:.1f} % of {group.least_killed} %")
+    say(f"{module}: {len(mutants)} mutants, {counts}: {share:.1f}% of {group.least_killed}%")
     return share >= group.least_killed
 
 

@@ -1,4 +1,4 @@
-"""Checks that the quick tests notice what all tests notice. The exit status is 1 if `make test` kills less than 95 %
+"""Checks that the quick tests notice what all tests notice. The exit status is 1 if `make test` kills less than 95%
 of the mutants that `make test` and `make test-all` kill together.
 
     python -m tests.campaigns.mutants.selections [--sample 10] [aioproducer/protocol/outcomes.py ...]
@@ -18,7 +18,7 @@ from tests.campaigns.mutants.__main__ import ROOT, Config, Fate, Trial, counted,
 
 QUICK, SLOW = "not slow", "slow"
 LEAST_SHARE = 95  # percent
-MOST_SECONDS = 60  # of processor time for a mutant and a selection
+MOST_SECONDS = 60  # of processor time, for each mutant and selection
 
 
 def files_about(module: str) -> list[str]:
@@ -66,7 +66,7 @@ def compare(module: str, trial: Trial, config: Config, sample: int | None) -> bo
             say(f"{module}: {number} of {len(mutants)}")
     killed = by_quick + by_slow
     share = 100 * by_quick / killed if killed else 0.0
-    say(f"{module}: {len(mutants)} mutants, {by_quick} of {killed} killed by quick tests: {share:.1f} %")
+    say(f"{module}: {len(mutants)} mutants, {by_quick} of {killed} killed by quick tests: {share:.1f}%")
     return share >= LEAST_SHARE
 
 

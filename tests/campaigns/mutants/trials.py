@@ -1,6 +1,6 @@
 """Runs test files on request, each time in a fork of this process, which has already imported pytest.
 
-The program is started in the copy of the tree. Each line of its input is a JSON array: the limit of processor time in
+The program is started in the copy of the tree. Each line of its input is a JSON array: the processor-time limit in
 seconds, then arguments for pytest, such as test files. It answers with a line that contains pytest's exit status, or
 TIMED_OUT, and the seconds of processor time."""
 
@@ -31,8 +31,7 @@ copy."""
 
 
 WALL_TIME_FACTOR = 6
-"""The limit of a trial's wall time, as a multiple of its limit of processor time, which a waiting mutant never
-reaches."""
+"""The limit on a trial's wall time, as a multiple of its processor-time limit, which a waiting mutant never reaches."""
 
 
 def in_a_fork(seconds: float, arguments: list[str]) -> tuple[int, float]:

@@ -1,8 +1,8 @@
-"""The fault catalogue: the faults that a producer can meet, by id, and the test of each.
+"""The fault catalogue: the faults that a producer can encounter, by id, and the test for each.
 
 Most are scenarios of the simulation (`@scenario("C12", ...)`). The others need something that a simulation lacks -
-real sockets, hand-made bytes, processes, a real Kafka, two event loops - and are listed here with the test that plays
-them, or with a description of the missing test."""
+real sockets, hand-made bytes, processes, a real Kafka cluster, two event loops - and are listed here with the test
+that plays them, or with a description of the missing test."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "network/test_metadata",
         "test_unreachable_brokers_behind_a_live_bootstrap_server_cause_no_request_storm",
     ),
-    # appends, on a real Kafka
+    # appends, some on a real Kafka cluster
     "B1": ("end_to_end/test_apache_faults", "test_killed_leader_costs_no_record"),
     "B2": ("end_to_end/test_apache_faults", "test_restart_of_the_whole_cluster_costs_no_record"),
     "B12": (

@@ -1,4 +1,4 @@
-"""The events of one simulated run: every record, its result and the time of it, and every transaction.
+"""The events of one simulated run: every record with its result and the result's time, and every transaction.
 
 The workload fills it; the oracle reads it together with the logs. Nothing here judges."""
 
@@ -117,7 +117,7 @@ class History:
     has_rivals: bool = False
     """Two producers used the same transactional id."""
     lost_receipts: bool = False
-    """A call of send_many was cancelled, so the results of its rows can't be read."""
+    """A send_many call was cancelled, so the results of its rows can't be read."""
     is_gapless: bool = False
     """enable_gapless_order is on."""
     is_endless: bool = False

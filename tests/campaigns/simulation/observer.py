@@ -50,7 +50,7 @@ def observing(history: History) -> Iterator[None]:
                 )
             others.append(batch)
             if len(others) > most:
-                history.problems.append(f"{len(others)} batches in flight for {where}, at most {most} may be")
+                history.problems.append(f"{len(others)} batches in flight for {where}, the limit is {most}")
 
     def answering(self: Sender, connection: Connection, batches: list[ProducerBatch], *more: Any) -> None:
         for batch in batches:
@@ -72,7 +72,7 @@ def _observing_coordinators(history: History) -> Iterator[None]:
     Kafka checks that epoch only if no transaction is open (KIP-360). A producer that was fenced unnoticed detects it
     by an abort before the request; it can't detect that it is fenced after that abort."""
     has_aborted: set[ProducerIdAndEpoch] = set()
-    """Producers whose last end was an abort, successful or with nothing to abort."""
+    """Producers whose last transaction end was an abort, either successful or with nothing to abort."""
     init_producer_id, end = TransactionalId.init_producer_id, TransactionalId.end
 
     def initializing(

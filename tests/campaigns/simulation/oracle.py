@@ -13,7 +13,8 @@ from aioproducer.sending.numbering import NEW_EPOCH
 from tests.campaigns.simulation.history import Ended, History, Sent, SimulatedTransaction, Told
 
 SLACK = 0.002
-"""Seconds of tolerance. The sender's timers are deliberately a millisecond late, because loops count milliseconds."""
+"""Seconds of tolerance. The sender's timers are deliberately a millisecond late, because event loops
+count in milliseconds."""
 
 Log = dict[int, int]
 """The number of the record at each offset."""
@@ -36,7 +37,7 @@ class Logs:
         """The producer ids in each log."""
         self.numbers: Counter[int] = Counter()
         self.visible: Counter[int] = Counter()
-        """The count of each number for read_committed consumers."""
+        """How often read_committed consumers see each number."""
         for topic in history.incarnations:
             for partition in topic.partitions:
                 place = topic.name, partition.index

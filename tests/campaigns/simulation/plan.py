@@ -38,7 +38,7 @@ IDLE = 0.2
 SOON_IDLE = 1 / 3
 """The share of plans with SHORT_IDLE_TIME among these."""
 SLOWEST_TRANSACTION = 30_000
-"""The maximum milliseconds that users of an undisturbed run take for a transaction."""
+"""The maximum time in ms that users in an undisturbed run take for a transaction."""
 ROUND_TRIP = 2
 """Milliseconds within which the simulated network carries a request and its answer, even in several pieces."""
 SHORT_IDLE_TIME = 0.7
@@ -185,7 +185,7 @@ def plan(kind: str, seed: int, among: Sequence[str] = ()) -> Plan:
 
 
 def _with_idle_times(plan: Plan) -> Plan:
-    """In one plan of five, connections are closed while idle, and metadata refreshes don't keep them open. In a third
+    """In one in five plans, connections are closed while idle, and metadata refreshes don't keep them open. In a third
     of these plans, they are closed soon after the last answer."""
     random = plan.random("idle")
     if random.random() > IDLE:

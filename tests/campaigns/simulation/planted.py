@@ -1,8 +1,8 @@
-"""Bugs planted into the producer, to check that the oracle finds them. Each is a patch for the duration of a `with`
+"""Bugs planted in the producer, to check that the oracle finds them. Each is a patch for the duration of a `with`
 block.
 
 They are bugs that other clients had: numbers reused for other bytes, false acknowledgements, commits reported without
-an answer, and unknown outcomes reported as known. `planted_connections.py` adds bugs of connections. `unseen.py` lists
+an answer, and unknown outcomes reported as known. `planted_connections.py` adds connection bugs. `unseen.py` lists
 the bugs that random schedules do not find, with the reason and the test that finds each."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def renumbered() -> Iterator[None]:
     "dropped after the append",
 )
 def reused() -> Iterator[None]:
-    """The numbers of a batch that was failed go to the next one, without a new epoch (franz-go 1217)."""
+    """The numbers of a failed batch go to the next one, without a new epoch (franz-go 1217)."""
 
     def note_given_up(self: Idempotence, sequence: Any, identity: Any) -> None:
         pass
@@ -142,7 +142,7 @@ def lost() -> Iterator[None]:
 
 @planted_bug("an acknowledgement is ignored", IDEMPOTENT, 60, "nothing_fails_for_no_reason")
 def unheard() -> Iterator[None]:
-    """Every 7th acknowledged batch is treated as unanswered until its time is over."""
+    """Every 7th acknowledged batch is treated as unanswered until its time has run out."""
     complete = ProduceResults.complete
     count = iter(range(1, 10**9))
 
@@ -399,7 +399,7 @@ def wrong_coordinator() -> Iterator[None]:
     "the_group_is_where_the_last_commit_left_it",
 )
 def repeated_positions() -> Iterator[None]:
-    """This imitates a request that was delayed for long, whether its own transaction was committed or not."""
+    """This imitates a request that was delayed for a long time, whether its own transaction was committed or not."""
     send_offsets = Coordinator.send_offsets
     kept: list[tuple[Any, Any]] = []
 
@@ -451,7 +451,7 @@ def offsets_keep_epoch() -> Iterator[None]:
     "successor before the answer to an end",
 )
 def no_abort_before_next_epoch() -> Iterator[None]:
-    """A producer that was fenced meanwhile does not notice it, and aborts its successor's transaction."""
+    """A producer that was fenced in the meantime does not notice, and aborts its successor's transaction."""
 
     async def next_epoch(self: Coordinator) -> None:
         await self._new_epoch(self._identity)

@@ -1,4 +1,4 @@
-"""Bugs planted into the producer's connections; see `planted.py`.
+"""Bugs planted in the producer's connections; see `planted.py`.
 
 Importing this module adds them to `planted.BUGS`."""
 

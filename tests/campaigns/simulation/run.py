@@ -32,7 +32,7 @@ from tests.campaigns.simulation.world import World
 TIME_LIMIT = 4000.0
 """Virtual seconds after which a run is aborted."""
 LONGEST_WORK = 1000.0
-"""Virtual seconds within which users finish their work, unless deliveries without an end keep them waiting."""
+"""Virtual seconds within which users finish their work, unless deliveries that never end keep them waiting."""
 
 
 @dataclass
@@ -112,12 +112,12 @@ class _Listening(logging.Handler):
             self._history.losses.append(record.getMessage())
             return
         if self._history.is_disturbed and " stopped waiting before " in record.getMessage():
-            return  # the time of close() was over before the delivery time-out of the records
+            return  # close() ran out of time before the records' delivery time-out
         error = record.exc_info[1] if record.exc_info else None
         self._history.problems.append(f"log of {record.name}: {record.getMessage()} {error!r}")
 
     def _are_of_cancelled_sends(self, record: logging.LogRecord) -> bool:
-        """Return whether no more failures were logged than there are cancelled `send` calls. If a call is cancelled in
+        """Return whether there are at most as many logged failures as cancelled `send` calls. If a call is cancelled in
         the turn that gave it memory, its record is in the buffer, but its delivery does not reach the caller."""
         counts = re.findall(r"(\d+) records? for topic", record.getMessage())
         self._unretrieved += sum(map(int, counts))

@@ -355,7 +355,7 @@ async def sequences_wrap_within_a_batch_and_under_faults(stage: Stage) -> None:
     await stage.warm_up()
     ((queue,),) = stage.producer._accumulator._queues.values()
     assert queue.sequence is not None
-    # As if so many records had been sent; the broker forgets the producer, so it accepts the new numbers.
+    # As if that many records had been sent; the broker forgets the producer, so it accepts the new numbers.
     queue.sequence.next_sequence = LAST_SEQUENCE - 5
     stage.partition().log.producers.clear()
     await stage.delivered(await stage.send())

@@ -13,7 +13,7 @@ PRODUCE = ApiKey.PRODUCE
 
 @scenario("M16", versions="3.9", metadata_max_age_ms=300, retry_backoff_ms=1000, retry_backoff_max_ms=1000)
 async def a_batch_in_doubt_is_in_the_log_of_the_new_topic(stage: Stage) -> None:
-    """Before Kafka 4 a batch is sent by the name of its topic, so the log of a re-created topic may already contain
+    """Before Kafka 4, a batch is sent by topic name, so the log of a re-created topic may already contain
     it. With new numbers it would be there twice."""
     await stage.warm_up()
     for lost in ({"drop_after_append": True}, {"truncate": 9}):

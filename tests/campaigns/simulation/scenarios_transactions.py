@@ -77,8 +77,8 @@ async def the_coordinator_dies_before_or_after_each_request(stage: Stage) -> Non
         for late in (False, True):
             stage.faults.add(api, down_for=1.0, after_append=late)
             if api is ApiKey.INIT_PRODUCER_ID:
-                # Don't leave this request to the next epoch of v1: a coordinator that restarts has forgotten the
-                # epoch before, and treats a repetition of the request like one of a fenced producer.
+                # Don't leave this request to the next epoch of v1: a restarted coordinator has forgotten the
+                # previous epoch, and treats a repeated request like one from a fenced producer.
                 await stage.producer.init_transactions()
             await _with_offsets(stage)
             await asyncio.sleep(1.5)

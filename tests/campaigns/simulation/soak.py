@@ -95,7 +95,7 @@ def report(tally: Tally, took: float) -> str:
     lines = [
         f"{tally.schedules} schedules, {tally.records} records, {tally.virtual_seconds / 3600:.1f} virtual hours "
         f"in {took:.1f} s ({tally.schedules / max(took, 1e-9) * 60:.0f} schedules a minute)",
-        f"undisturbed: {tally.undisturbed} schedules ({share:.1f} %)",
+        f"undisturbed: {tally.undisturbed} schedules ({share:.1f}%)",
         f"gapless order: {tally.gapless} schedules, endless retries: {tally.endless}",
         "records: " + ", ".join(f"{count} {name}" for name, count in sorted(tally.told.items())),
         "transactions: "
@@ -116,7 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns.simulation.soak", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--schedules", type=int, default=1000, help="how many runs, of all kinds together")
+    parser.add_argument("--schedules", type=int, default=1000, help="how many runs, in total for all kinds")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this workload; may be repeated")
     parser.add_argument("--processes", type=int, default=1)

@@ -153,7 +153,7 @@ class Stage:
         transaction.ended = Ended.COMMITTED
 
     async def send_offsets(self, offsets: dict[TopicPartition, int]) -> None:
-        """Send positions of the group that are committed with the transaction."""
+        """Send the group's positions, to be committed with the transaction."""
         self.history.transactions[-1].offsets.update(offsets)
         await self.producer.send_offsets_to_transaction(offsets, self.world.plan.group)
 
@@ -174,7 +174,7 @@ class Stage:
             result = await waited_for
         except kind as error:
             return error
-        raise AssertionError(f"{kind.__name__} was not raised, but {result!r} returned")
+        raise AssertionError(f"{kind.__name__} was not raised; the call returned {result!r}")
 
 
 Play = Callable[[Stage], Awaitable[None]]
@@ -211,7 +211,7 @@ class Scenario:
             faults=[],
             close="drain",
             close_at=None,
-            cancels=0.1,  # it counts as disturbed, by what the scenario does
+            cancels=0.1,  # it counts as disturbed, because of what the scenario does
             transaction_timeout_ms=settings.get("transaction_timeout_ms", 60_000),
         )
 

@@ -30,7 +30,7 @@ UNSEEN: dict[str, Unseen] = {
         "test_a_batch_is_sent_again_only_with_nothing_else_in_flight",
     ),
     "the epoch of a leader goes backwards": Unseen(
-        "a former leader rejects the records, and the next metadata correct the epoch: only time is lost",
+        "a former leader rejects the records, and the next metadata response corrects the epoch: only time is lost",
         "test_cluster",
         "test_leader_epochs_never_go_backwards",
     ),

@@ -86,7 +86,7 @@ def unmuted() -> Iterator[None]:
 
 @_bug("the epoch of a leader goes backwards")
 def older_leader() -> Iterator[None]:
-    """Old metadata replace newer ones."""
+    """Old metadata replaces newer metadata."""
     original = cluster._merged_partition
 
     def merged(topic: str, topic_id: Any, answer: Any, before: Any, nodes: Any) -> cluster.PartitionInfo:

@@ -49,8 +49,7 @@ class Workload:
         self._max_block = self._plan.settings["max_block_ms"] / 1000
         self._delivery_timeout = self._plan.settings["delivery_timeout_ms"] / 1000
         self._partitions: list[int] = []
-        """The partitions that may be written to while a participant writes to the others; empty for all, as the plan
-        says."""
+        """The partitions that may be written to while a participant writes to the others; empty to follow the plan."""
 
     async def run(self) -> None:
         """Work until everything is sent or the producer is closed."""
@@ -347,7 +346,7 @@ class Workload:
             )
 
     async def _joined(self, transaction: SimulatedTransaction) -> None:
-        """Repeat the call of a cancelled commit, which is still running: it joins that commit, or finds it
+        """Repeat a cancelled commit call. The commit itself continues, and the new call joins it or finds it
         finished."""
         try:
             await self.producer.commit_transaction()
@@ -365,7 +364,7 @@ class Workload:
         the run."""
         is_v2 = self.producer._transaction.is_v2
         if self._plan.upgraded_at is None and is_v2 is not (self._plan.kind == V2):
-            self.problem(f"a transaction runs as {V2 if is_v2 else V1}, the cluster offers {self._plan.kind}")
+            self.problem(f"a transaction runs as {V2 if is_v2 else V1}; the cluster offers {self._plan.kind}")
 
     async def _begin(self) -> bool:
         """Do what is necessary before the next transaction. Return False if no transaction can begin."""

@@ -1,4 +1,4 @@
-"""The cluster, the producers and the faults of one run, and the operations of the workload and the faults on them."""
+"""The cluster, the producers and the faults of one run, and the operations that the workload and faults perform."""
 
 from __future__ import annotations
 

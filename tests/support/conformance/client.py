@@ -71,14 +71,14 @@ class Client(RawClient):
         return Client(self.servers, self.release, self.topic, self.topic_id)
 
     def expected(self, by_release: Mapping[str, T]) -> T:
-        """The value for the release of the broker."""
+        """The value for the broker's release."""
         return by_release[self.release]
 
     # Produce
 
     @property
     def newest_produce(self) -> int:
-        """The highest Produce version of the release."""
+        """The highest Produce version that the release supports."""
         return self.expected({"3.9": 11, "4.3": 13})
 
     def produce_request(

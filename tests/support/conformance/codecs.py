@@ -1,4 +1,4 @@
-"""Cases about compressed batches, valid and damaged ones (Kafka's Compression classes)."""
+"""Cases about valid and damaged compressed batches (Kafka's Compression classes)."""
 
 from __future__ import annotations
 

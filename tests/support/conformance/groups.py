@@ -77,7 +77,7 @@ class Member:
     async def join_once(
         self, protocols: Sequence[tuple[str, bytes]] = RANGE, *, version: int = 9, **settings: object
     ) -> JoinGroupResponse:
-        """Send JoinGroup once. After a response without an error, this is a member."""
+        """Send JoinGroup once. A response without an error makes this a member."""
         request = self.join_request(protocols, **settings)
         return self.note(await self.client.ask(request, version))
 
@@ -133,7 +133,7 @@ class Member:
         version: int = 5,
         **protocol: str | None,
     ) -> tuple[int, bytes]:
-        """Send SyncGroup; returns the error code and the assignment."""
+        """Send SyncGroup; return the error code and the assignment."""
         response: SyncGroupResponse = await self.client.ask(
             self.sync_request(assignments, **protocol), version
         )
@@ -156,7 +156,7 @@ class Member:
         return (await self.client.ask(request, version)).error_code
 
     async def leave(self, *, version: int = 5) -> tuple[int, list[int]]:
-        """Send LeaveGroup; returns the error code of the request and those of the members."""
+        """Send LeaveGroup; return the error codes of the request and of the members."""
         request = LeaveGroupRequest(group_id=self.group, member_id=self.id)
         if version >= 3:
             identity = LeaveGroupRequest.MemberIdentity(member_id=self.id, group_instance_id=self.instance)
@@ -172,7 +172,7 @@ class Member:
         topic: str | None = None,
         generation: int | None = None,
     ) -> list[int]:
-        """Send OffsetCommit for partitions of the case's topic; returns the error codes."""
+        """Send OffsetCommit for partitions of the case's topic; return the error codes."""
         topic = topic or self.client.topic
         wanted = {at: one if isinstance(one, Offset) else Offset(one) for at, one in offsets.items()}
         partitions = [
@@ -192,7 +192,7 @@ class Member:
         return [one.error_code for answered in response.topics for one in answered.partitions]
 
     async def committed(self, *partitions: int) -> list[int]:
-        """Send OffsetFetch; returns the offset of each partition."""
+        """Send OffsetFetch; return the offset of each partition."""
         topic = OffsetFetchRequest.OffsetFetchRequestTopic(
             name=self.client.topic, partition_indexes=list(partitions)
         )
@@ -228,7 +228,7 @@ async def with_id(member: Member) -> Member:
 
 
 async def two(client: Client, others: Others) -> tuple[Member, Member]:
-    """Create a stable group of a leader and a follower, in generation 2."""
+    """Create a stable group with a leader and a follower, in generation 2."""
     leader = await Member(client).alone()
     follower = await with_id(await others.member())
     waiting = follower.begin_join()
@@ -631,7 +631,7 @@ async def offsets_of_missing_topics_and_with_long_metadata_are_rejected(client: 
 
 
 async def in_transaction(on: Transactions, member: Member) -> list[int]:
-    """Commit the offset of partition 0 in a transaction as this member; returns the error codes."""
+    """Commit the offset of partition 0 in a transaction as this member; return the error codes."""
     me = await on.init()
     assert await settled(lambda: on.add_offsets(me, version=3)) == OK
     codes = await on.commit_offsets(

@@ -19,7 +19,7 @@ async def create(
     version: int = 7,
     validate_only: bool = False,
 ) -> dict[str, CreateTopicsResponse.CreatableTopicResult]:
-    """Create topics, each given as name, partitions, replicas and settings; returns the results by name."""
+    """Create topics, each given as name, partitions, replicas and settings; return the results by name."""
     request = CreateTopicsRequest(
         topics=[
             CreateTopicsRequest.CreatableTopic(

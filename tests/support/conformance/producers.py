@@ -1,4 +1,4 @@
-"""Cases about the requests of a producer before it writes: InitProducerId and FindCoordinator."""
+"""Cases about the requests that a producer sends before it writes: InitProducerId and FindCoordinator."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def an_unknown_type_of_key_is_an_invalid_request(client: Client) -> None:
 
 
 async def find(client: Client, version: int, key: str, key_type: int = 0) -> tuple[int, str]:
-    """Find the coordinator of a key; returns the error code and the address."""
+    """Find the coordinator of a key; return the error code and the address."""
     if version < 4:
         request = FindCoordinatorRequest(key=key, key_type=key_type)
         response = await client.ask(request, version)

@@ -1,4 +1,4 @@
-"""Cases about Fetch and ListOffsets, as far as consumers without a group need them."""
+"""Cases about Fetch and ListOffsets, to the extent that consumers without a group need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenes about metadata and connections: results of records that wait for either, and of requests for producer ids."""
+"""Scenes about metadata and connections: the results of records waiting for either, and of producer id requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSALS = {
 
 
 def walk(api: ApiKey, code: int) -> list[Row]:
-    """The rows seen when a broker returns a code, in each place of the response that can contain it."""
+    """The rows seen when a broker returns a code, one for each part of the response that can contain it."""
     if api is METADATA:
         scenes = [partial(_topic, code)] if code in REFUSALS else [partial(_whole_answer, code)]
         if code not in (*REFUSALS, Code.REBOOTSTRAP_REQUIRED, Code.NONE):

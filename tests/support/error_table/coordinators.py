@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def cases(cell: Cell) -> Iterator[Case]:
-    """All combinations of conditions for which the rule of this cell is the first that applies."""
+    """All combinations of conditions for which this cell's rule is the first that applies."""
     is_end = cell.api is END
     for version, commits, is_unanswered in product((1, 2), (True, False), (True, False)):
         case = Case(version, commits, is_unanswered)

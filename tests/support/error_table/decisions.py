@@ -1,5 +1,5 @@
-"""Finds the places where source code decides by an error code: comparisons, truth tests and matches, including
-those of local names.
+"""Finds the places where source code makes a decision based on an error code: comparisons, truth tests and matches,
+including those of local names.
 
 Passing a code to a call such as `decide(api, answer.error_code)` is not a decision: the table decides there. Compiled
 source has a different grammar from Python, so it is searched line by line; there, any 16-bit number that is read from
@@ -156,7 +156,7 @@ _TESTED = re.compile(
 
 
 def compiled_decisions(source: str) -> list[int]:
-    """Lines of a .pyx or .pxi file that decide by an error code."""
+    """Lines of a .pyx or .pxi file that make a decision based on an error code."""
     found = []
     names: set[str] = set()
     for number, line in enumerate(_without_texts(source), 1):

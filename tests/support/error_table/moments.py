@@ -1,4 +1,4 @@
-"""Scenes about batches that end without an answer: their time is over, or an earlier batch has failed."""
+"""Scenes about batches that end without an answer: their time has run out, or an earlier batch has failed."""
 
 from __future__ import annotations
 

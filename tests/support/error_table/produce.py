@@ -1,6 +1,6 @@
-"""Scenes about Produce: a batch is rejected with a code, once to see the action, and for ever to see the outcome.
+"""Scenes about Produce: a batch is rejected with a code, once to see the action, and every time to see the outcome.
 
-Only a record that fails has an outcome, so each retry is repeated until the time of the batch is over."""
+Only a record that fails has an outcome, so each retry is repeated until the batch's time has run out."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tests.support.error_table.stage import (
 PRODUCE, METADATA = ApiKey.PRODUCE, ApiKey.METADATA
 BEFORE = {Condition.IN_DOUBT: 1, Condition.STALE: 2, Condition.SECOND_TIME: 1, Condition.THIRD_TIME: 2}
 NAMED = 1
-"""The index of the record that the broker rejects by name."""
+"""The index of the rejected record in `record_errors`."""
 BASE_TIMESTAMP_AT = 27
 """The position of the base timestamp in a batch's header, after the attributes and the last offset delta."""
 
 
 def versions(cell: Cell) -> list[int]:
-    """The versions of transactions for which this cell's rule is the first that applies; 2 without transactions."""
+    """The transaction versions for which this cell's rule is the first that applies; 2 without transactions."""
     if Condition.REPETITION in cell.when:
         return [1, 2]
     if Condition.TRANSACTION not in cell.when:
@@ -130,7 +130,7 @@ def _refuse(on: Stage, cell: Cell, code: int, count: int) -> None:
 
 
 def _before(cell: Cell) -> int:
-    """The number of attempts of the batch before the one that the cell describes."""
+    """How many times the batch is sent before the attempt that the cell describes."""
     return sum(BEFORE.get(condition, 0) for condition in cell.when)
 
 

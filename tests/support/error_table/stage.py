@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 ALL = 100_000
 """The count of a fault that never ends."""
 OTHER = None
-"""Represents the codes that are in no row of an API."""
+"""Represents all codes for which an API has no row."""
 
 
 class Cell(NamedTuple):
@@ -115,7 +115,7 @@ async def staged(
     cluster: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
-    """A cluster with the topic t, and a producer; `version` is the version of transactions."""
+    """A cluster with the topic t, and a producer; `version` is the transaction version."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
     async with EmbeddedCluster(

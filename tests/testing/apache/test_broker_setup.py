@@ -99,7 +99,7 @@ def properties(directory, *, listeners=None, config=None, ports=None, advertised
         ({"brokers": 0}, "brokers must be at least 1, not 0"),
         ({"version": "../4"}, r"version must be a release of Kafka such as '4\.3\.1', not '\.\./4'"),
         ({"listeners": {"INTERNAL": {}}}, "listener INTERNAL is reserved for the brokers"),
-        ({"listeners": {"secure": {}}}, "the name of a listener must be upper case, .*, not 'secure'"),
+        ({"listeners": {"secure": {}}}, "a listener's name must be upper case, .*, not 'secure'"),
         (
             {"listeners": {"S": {}}},
             r"listener S requires 'security\.protocol', one of PLAINTEXT, SSL, .* not None",

@@ -190,8 +190,8 @@ async def test_fetch_without_a_network_says_what_to_do_and_caches_nothing(
     [line] = [record for record in caplog.records if record.name == "aioproducer.testing"]
     assert line.levelno == logging.WARNING
     assert line.getMessage() == (
-        f"Fetching Kafka 4.3.1 from Maven Central into {tmp_path}/cache/kafka-4.3.1-with-tools: "
-        "about 45 MB, only once"
+        f"Fetching Kafka 4.3.1 from Maven Central into {tmp_path}/cache/kafka-4.3.1-with-tools "
+        "(about 45 MB, only once)"
     )
 
 

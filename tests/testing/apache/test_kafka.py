@@ -163,7 +163,9 @@ async def test_broker_that_ends_while_starting_is_reported_with_its_log(temporar
 async def test_setting_that_kafka_rejects_is_reported_with_its_log(temporary):
     kafka = ApacheKafka(config={"num.io.threads": 0})
 
-    with pytest.raises(ApacheKafkaError, match=r"(?s)broker 0 could not be formatted:\n.*num\.io\.threads"):
+    with pytest.raises(
+        ApacheKafkaError, match=r"(?s)broker 0's storage could not be formatted:\n.*num\.io\.threads"
+    ):
         await kafka.start()
 
     assert not command_lines(str(temporary))
