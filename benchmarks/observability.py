@@ -33,7 +33,7 @@ from runner import MeasurementError, result_of
 
 GOAL = 1.02
 PERIOD = 5.0
-"""Seconds between two scrapes; Prometheus' default is 15 or more, OpenTelemetry's 60."""
+"""Seconds between scrapes; Prometheus' default is 15 or more, OpenTelemetry's 60."""
 
 
 class CountingHook:

@@ -206,7 +206,7 @@ class Producer(SendCalls[Delivery, RecordMetadata, Delivery, K, V], Sends):
         check_may_block()
         if self._sends.thread is not None or self._report is not None:
             raise IllegalStateError(
-                "the producer was started or closed before; it can only be started once, so create a new one"
+                "the producer has already been started or closed, and can be started only once; create a new one"
             )
         thread = self._sends.thread = enter(self)
         try:

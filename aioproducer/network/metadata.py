@@ -35,7 +35,7 @@ STEPS_AT_ONCE = 250
 """The number of partitions that are merged before other tasks can run. Merging them takes one or two milliseconds."""
 
 START_PERIOD = 10.0
-"""Seconds between two log lines while start() waits for a broker."""
+"""Seconds between log lines while start() waits for a broker."""
 SHORTEST_PAUSE = 0.005
 """The minimum time between two requests, in seconds, even if the back-off is 0: a request may fail immediately."""
 

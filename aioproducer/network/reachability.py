@@ -14,7 +14,7 @@ from aioproducer.network.broker_entry import BrokerEntry
 from aioproducer.observe.client_log import ClientLog
 
 WARNING_PERIOD = 10.0
-"""Seconds between two log lines about brokers that stay unreachable."""
+"""Seconds between log lines about brokers that stay unreachable."""
 
 
 class Reachability:

@@ -43,7 +43,7 @@ NEARBY_LATENCY = 0.001
 limit is free delays a request by about this much at most."""
 
 THROTTLE_PERIOD = 10.0
-"""Seconds between two log lines about throttling by the same broker."""
+"""Seconds between log lines about throttling by the same broker."""
 MAX_THROTTLE = 60.0
 """The maximum throttle time in seconds; longer ones are capped at this value (the field allows up to 24 days)."""
 

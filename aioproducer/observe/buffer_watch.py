@@ -12,7 +12,7 @@ from aioproducer.observe.client_log import ClientLog
 LONG = 1.0
 """The first line is logged when a caller has waited for this many seconds."""
 PERIOD = 10.0
-"""Seconds between two log lines."""
+"""Seconds between log lines."""
 
 
 class Memory(Protocol):

@@ -8,7 +8,7 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 PERIOD = 10.0
-"""Seconds between two log lines about leaders that are still missing."""
+"""Seconds between log lines about leaders that are still missing."""
 
 
 class LeaderChanges:

@@ -11,9 +11,9 @@ from aioproducer.observe.client_log import ClientLog
 BLOCKED = 1.0
 """A line is logged if the loop was blocked for at least this many seconds."""
 BEAT = 0.2
-"""Seconds between two checks of the clock."""
+"""Seconds between checks of the clock."""
 PERIOD = 60.0
-"""Seconds between two log lines."""
+"""Seconds between log lines."""
 
 
 class LoopWatch:

@@ -9,7 +9,7 @@ from aioproducer.errors import counted
 from aioproducer.observe.client_log import ClientLog
 
 PERIOD = 10.0
-"""Seconds between two log lines about the same topic and error."""
+"""Seconds between log lines about the same topic and error."""
 MOST_AT_ONCE = 20
 """The maximum number of first lines in one period; an outage may affect thousands of topics."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from aioproducer.observe.snapshots import MetricsSnapshot
 
 PERIOD = 10.0
-"""Seconds between two snapshots."""
+"""Seconds between snapshots."""
 LONGEST_WINDOW = 600.0
 """The longest window, in seconds."""
 

@@ -36,7 +36,7 @@ from aioproducer.protocol.primitives import NIL_UUID
 from aioproducer.types import ENDS_OF_THE_PROGRAM
 
 DEFAULT_INTERVAL = 300.0
-"""Seconds between two attempts until a broker has specified an interval, as in Java's ClientTelemetryReporter."""
+"""Seconds between attempts until a broker specifies an interval, as in Java's ClientTelemetryReporter."""
 UNTIL_A_BROKER_ANSWERS = 1.0
 """How many seconds to wait before checking again whether a broker has answered. Until one has, no broker can be asked
 for subscriptions."""
@@ -54,7 +54,7 @@ class Subscription(NamedTuple):
     prefixes: tuple[str, ...]
     """The name prefixes of the wanted metrics."""
     interval: float
-    """Seconds between two pushes."""
+    """Seconds between pushes."""
     most_bytes: int
     codec: Codec
     is_delta: bool

@@ -332,7 +332,7 @@ def _and(names: list[str]) -> str:
 
 
 def _settings_meant(name: str) -> tuple[str, ...]:
-    """Return the setting that an unknown key was probably meant to set."""
+    """Return the setting that was probably meant by an unknown key."""
     key = key_named(name_meant(name))
     return (key.setting,) if key is not None and key.setting else ()
 

@@ -27,7 +27,7 @@ class Mistakes(NamedTuple):
 
     found: tuple[Mistake, ...] = ()
     unclear: frozenset[str] = frozenset()
-    """Settings that a misspelt or rejected key was probably meant to set."""
+    """Settings that were probably meant by a misspelt or rejected key."""
 
     def raise_if_any(self) -> None:
         """Raise one error for all mistakes, if there are any.

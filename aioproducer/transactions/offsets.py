@@ -140,7 +140,7 @@ def _offset(place: object, offset: Any) -> OffsetAndMetadata:
     ):
         raise InvalidRecordError(f"offsets: the offset of {place!r} must be a whole number, 0 or more")
     if type(offset.leader_epoch) is not int or not -1 <= offset.leader_epoch <= _INT32:
-        raise InvalidRecordError(f"offsets: the leader epoch of {place!r} must be a whole number, -1 or more")
+        raise InvalidRecordError(f"offsets: the leader epoch of {place!r} must be an integer, -1 or greater")
     if not _is_text(offset.metadata) or len(offset.metadata) > LONGEST_METADATA:
         raise InvalidRecordError(
             f"offsets: the metadata of {place!r} must be a str of at most {LONGEST_METADATA} characters"

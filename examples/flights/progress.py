@@ -18,7 +18,7 @@ _COUNTED = "{desc:<9} {percentage:3.0f}% |{bar}| {n:.0f}/{total:.0f} {unit}{post
 _RATE_WINDOW = 2.0
 """Seconds over which the displayed rates are computed."""
 _PLAIN_INTERVAL = 5.0
-"""Seconds between two lines if stderr is not a terminal."""
+"""Seconds between lines if stderr is not a terminal."""
 
 
 class Progress:

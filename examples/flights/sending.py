@@ -18,7 +18,7 @@ from flights.interrupt import Interrupt
 from flights.progress import Progress
 
 _REFRESH = 0.2
-"""Seconds between two updates of the progress display."""
+"""Seconds between updates of the progress display."""
 _SEND_GRACE = 1.0
 """Seconds allowed for a waiting `send` after Ctrl-C."""
 _DELIVERY_GRACE = 10.0

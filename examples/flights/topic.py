@@ -25,7 +25,7 @@ from flights import DemoError
 TIMEOUT = 15.0
 """Seconds to wait for one response."""
 GLANCE = 0.2
-"""Seconds between two calls to a `Check`, which can end the work."""
+"""Seconds between calls to a `Check`, which can end the work."""
 
 Check = Callable[[], None]
 """A function that raises an exception if the work is no longer wanted."""

@@ -23,7 +23,7 @@ from flights_pipeline.source import Source
 
 FORMAT = "aioproducer"
 _REFRESH = 0.2
-"""Seconds between two queries of Spark's status."""
+"""Seconds between queries of Spark's status."""
 _STOPPING = 20.0
 """Seconds to wait for Spark to stop a job after Ctrl-C."""
 

@@ -28,7 +28,7 @@ CLUSTER = "cluster"
 _STOP_WAIT = 10.0
 """Seconds to wait for Java to end."""
 _LOOK = 0.1
-"""Seconds between two attempts to kill a Java process that is starting."""
+"""Seconds between attempts to kill a Java process that is starting."""
 _LOG = """rootLogger.level = off
 rootLogger.appenderRef.console.ref = console
 appender.console.type = Console

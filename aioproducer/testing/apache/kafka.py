@@ -118,7 +118,9 @@ class ApacheKafka:
         if ports is not None and len(ports) != brokers:
             raise ValueError(f"the number of ports must be {brokers}, one for each broker, not {len(ports)}")
         if strangers := sorted(set(advertised or {}) - set(range(brokers))):
-            raise ValueError(f"advertised names brokers {strangers}, but the ids are 0 to {brokers - 1}")
+            raise ValueError(
+                f"advertised= contains unknown brokers {strangers}; the broker ids are 0 to {brokers - 1}"
+            )
         self.version = checked_version(version)
         self.start_timeout = start_timeout
         self._config = dict(config or {})

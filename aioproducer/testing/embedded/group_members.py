@@ -60,7 +60,7 @@ class Joining(NamedTuple):
     """Seconds that a rebalance waits for the member."""
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
-    """The member's assignors in the order of its preference, each with the member's metadata."""
+    """The member's assignors in order of preference, each with the member's metadata."""
     gets_id_first: bool
     """True if a new member must join a second time, with the member id from the first response (KIP-394)."""
     skips_assignment: bool

@@ -12,7 +12,7 @@ from tests.support.error_table.stage import Stage, play, staged, until
 
 SUBSCRIBE, PUSH = ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY
 INTERVAL = 10.0
-"""Seconds between two pushes. The time before the first push, or after an unanswered request, may be longer."""
+"""Seconds between pushes. The time before the first push, or after an unanswered request, may be longer."""
 LONG = 310.0
 
 

@@ -94,7 +94,7 @@ def properties(directory, *, listeners=None, config=None, ports=None, advertised
         ({"ports": [1, 2]}, "the number of ports must be 3, one for each broker, not 2"),
         (
             {"advertised": {0: ("a", 1), 3: ("b", 1)}},
-            r"advertised names brokers \[3\], but the ids are 0 to 2",
+            r"advertised= contains unknown brokers \[3\]; the broker ids are 0 to 2",
         ),
         ({"brokers": 0}, "brokers must be at least 1, not 0"),
         ({"version": "../4"}, r"version must be a release of Kafka such as '4\.3\.1', not '\.\./4'"),
