@@ -437,8 +437,7 @@ class Accumulator:
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Return the memory of a batch that has ended, and serve waiting callers. This alone does not wake the
-        sender."""
+        """Return the memory of a batch that has ended, and serve waiting callers. This does not wake the sender."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())

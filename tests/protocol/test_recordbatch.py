@@ -330,7 +330,7 @@ def test_cut_off_batch_is_refused_after_the_whole_ones():
     batches = split_batches(batch + batch[:-5])
 
     assert next(batches) == batch
-    with pytest.raises(ProtocolError, match="are there"):
+    with pytest.raises(ProtocolError, match="are present"):
         next(batches)
 
 

@@ -334,7 +334,7 @@ async def test_an_answer_for_a_foreign_partition_ends_the_connection_and_the_oth
     assert "broker 0 answered for partition orders-7" in str(violation)
 
 
-@pytest.mark.parametrize(("missing", "words"), [(1, "for a partition of"), (2, "for 2 partitions of")])
+@pytest.mark.parametrize(("missing", "words"), [(1, "for a partition in"), (2, "for 2 partitions in")])
 async def test_partitions_that_are_missing_from_an_answer_are_in_doubt_and_sent_again(missing, words):
     stage = Stage()
     batches = [stage.sent(partition)[0] for partition in range(2)]

@@ -83,7 +83,7 @@ def test_the_error_for_a_missing_region_asks_for_it():
     with pytest.raises(ConfigError, match="requires the region of the cluster") as caught:
         loaded(java(AWS, servers="kafka.amazonaws.com.example.com:9098"))
 
-    assert "set the environment variable AWS_REGION" in str(caught.value)
+    assert "set the AWS_REGION environment variable" in str(caught.value)
     assert "sasl_oauth_token_provider=MskIamTokenProvider(region)" in str(caught.value)
 
 
