@@ -208,7 +208,7 @@ class _SendTracer:
                     place = {"messaging.destination.partition.id": str(metadata.partition)}
                     if (offset := metadata.offset) is not None:
                         place["messaging.kafka.offset"] = offset
-                    span.set_attributes(place)  # two calls of set_attribute() would take longer
+                    span.set_attributes(place)  # two calls to set_attribute() would take longer
             finally:
                 span.end(now)
         except ENDS_OF_THE_PROGRAM:

@@ -437,7 +437,7 @@ class Accumulator:
             self._make_ready(queue)
 
     def release(self, batch: ProducerBatch) -> None:
-        """Return the memory of a batch that has ended, and serve waiting callers. This does not wake the sender."""
+        """Return an ended batch's memory, and serve waiting callers. If none are waiting, the sender is not woken."""
         del self.incomplete[batch]
         self._abandoned.discard(batch)
         self.memory.give(batch.take_reserved())

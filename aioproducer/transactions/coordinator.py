@@ -480,7 +480,7 @@ class Coordinator:
                 await self._end(commit=False)
             if transaction.needs_epoch and transaction.role.stays_after_end:
                 transaction.move(TransactionState.INITIALIZING)
-                await self._next_epoch()  # markers can delay the answer to the abort above
+                await self._next_epoch()  # markers can delay the response to the abort above
         except KafkaError as error:
             if isinstance(error, TransactionTimeoutError) and transaction.state is TransactionState.ABORTING:
                 raise  # abort_transaction() can be called again
