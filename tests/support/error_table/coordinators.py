@@ -133,15 +133,17 @@ async def _once(api: ApiKey, code: int, case: Case) -> Action:
 def _tries(on: Stage, api: ApiKey, case: Case) -> list[SeenRequest]:
     """The requests of this API; for EndTxn only commits or only aborts.
 
-    With v1, a commit in doubt is followed by an abort, which begins the next epoch."""
+    With v1, a request in doubt is followed by a new epoch: an abort that only checks the epoch, and InitProducerId.
+    This abort is not counted."""
     requests = on.requests(api)
     if api is not END:
         return requests
-    return [
-        seen
-        for seen in requests
-        if isinstance(seen.message, EndTxnRequest) and seen.message.committed is case.commits
+    ends = [seen for seen in requests if isinstance(seen.message, EndTxnRequest)]
+    checks = [
+        [seen for seen in ends if seen.at <= epoch.at][-1]
+        for epoch in on.requests(INIT)[1:]  # the first one is that of init_transactions()
     ]
+    return [seen for seen in ends if seen.message.committed is case.commits and seen not in checks]
 
 
 def _seen(error: KafkaError | None, code: int, tries: int, searched: bool) -> Action:
